@@ -1,0 +1,84 @@
+package engine
+
+import "time"
+
+// Request says what to run, from what, and what it may use. It is plain data:
+// it is written to the run's record as it stands, so it never holds a secret.
+// Check a Request with Validate before it is used; Start does so itself.
+type Request struct {
+	ID      string `json:"id"`      // 16 lower-case letters and digits; empty: Start chooses one
+	Runtime string `json:"runtime"` // auto, embedded, runc, crun or runsc
+
+	// Exactly one of Image and Rootfs names the file system.
+	Image  string `json:"image,omitempty"`  // name of an imported image
+	Rootfs string `json:"rootfs,omitempty"` // absolute path of a directory on the host
+
+	Command  []string          `json:"command"`            // required; argv, searched on the PATH inside
+	Env      []string          `json:"env,omitempty"`      // K=V, added to the engine's own few
+	Workdir  string            `json:"workdir,omitempty"`  // absolute path inside; empty: /workload
+	UID      uint32            `json:"uid"`                // inside, 1..65535
+	GID      uint32            `json:"gid"`                // inside, 1..65535
+	Hostname string            `json:"hostname,omitempty"` // empty: "sandbox"
+	Labels   map[string]string `json:"labels,omitempty"`
+	Tmpfs    []Tmpfs           `json:"tmpfs,omitempty"`   // further writable directories; only a bundle asks for them
+	Rlimits  []Rlimit          `json:"rlimits,omitempty"` // lower than the engine's own; only a bundle asks for them
+
+	Network string `json:"network"` // "none"
+	Limits  Limits `json:"limits"`
+	// BestEffortLimits lets the run start where a cgroup controller that a
+	// limit needs is missing; Result.Unenforced then names the limit.
+	BestEffortLimits bool `json:"bestEffortLimits,omitempty"`
+
+	// SecretNames are the names, without values, of the secrets of this run.
+	SecretNames []string `json:"secretNames,omitempty"`
+}
+
+// Limits bounds one run. Every field must be positive, except OutputMax, where
+// zero means that output may be of any length.
+type Limits struct {
+	CPUs          float64       `json:"cpus"`          // of one core: 0.5 is half of it
+	Memory        int64         `json:"memory"`        // bytes, the whole sandbox, tmpfs included; no swap
+	Pids          int64         `json:"pids"`          // processes and threads of the program
+	Timeout       time.Duration `json:"timeout"`       // nanoseconds of wall clock, from the program's start
+	TmpSize       int64         `json:"tmpSize"`       // bytes of /tmp
+	WorkspaceSize int64         `json:"workspaceSize"` // bytes of /workload
+	OutputKept    int64         `json:"outputKept"`    // bytes kept of each stream; more is counted and streamed, not kept
+	OutputMax     int64         `json:"outputMax"`     // bytes of both streams after which the run is ended
+}
+
+// Tmpfs is a writable directory of its own inside the sandbox.
+type Tmpfs struct {
+	Path string `json:"path"` // absolute, inside
+	Size int64  `json:"size"` // bytes
+}
+
+// Rlimit is setrlimit(2)'s, by the name the runtime-spec uses ("RLIMIT_NOFILE").
+type Rlimit struct {
+	Type string `json:"type"`
+	Soft uint64 `json:"soft"`
+	Hard uint64 `json:"hard"`
+}
+
+// Secret is a value that the program sees and nobody else. It travels from the
+// caller to engine-init through inherited sockets alone, never through argv, an
+// environment, a bundle or a file.
+type Secret struct {
+	Name  string `json:"name"` // an environment variable's name
+	Value []byte `json:"value"`
+}
+
+// DefaultLimits are the limits of a run that asked for none.
+func DefaultLimits() Limits {
+	return Limits{
+		CPUs:          1,
+		Memory:        512 << 20,
+		Pids:          256,
+		Timeout:       120 * time.Second,
+		TmpSize:       64 << 20,
+		WorkspaceSize: 256 << 20,
+		OutputKept:    1e6,
+	}
+}
+
+// DefaultUID is the user and group a program runs as unless it asks for another.
+const DefaultUID = 65532

@@ -1,0 +1,59 @@
+package oci
+
+// Intent is what the engine wants of a sandbox, before any runtime's dialect.
+// It is plain data and complete: Render adds nothing that depends on the host.
+type Intent struct {
+	ID       string // container ID, 16 lower-case letters and digits
+	Root     string // absolute path of the finished, read-only root
+	Hostname string // "" means "sandbox"
+
+	// PID 1. Usually engine-init, which starts the program.
+	Args []string
+	Env  []string
+	Cwd  string
+	UID  uint32 // inside the user namespace
+	GID  uint32
+
+	HostID uint32 // first host uid and gid of the run's block of 65536
+
+	NetNS       string // path of the network namespace; "" lets the runtime make an empty one
+	CgroupsPath string // cgroup of the runtime's leaf, from the cgroup2 mount, "/engine/run/<id>/ctr"; "" in a bundle for others
+
+	TmpSize       int64 // bytes of /tmp
+	WorkspaceSize int64 // bytes of /workload
+	ShmSize       int64 // bytes of /dev/shm
+	SecretFiles   bool  // mount a small private tmpfs at /run/secrets
+	Tmpfs         []Tmpfs
+	Binds         []Bind // read-only files of the engine, /proc/meminfo and its kin
+
+	Memory int64   // bytes; 0: not set in the leaf (controller missing)
+	CPUs   float64 // 0: not set
+	Pids   int64   // 0: not set
+	CPUSet string  // "0-1"; "" : not set
+
+	Rlimits []Rlimit // on top of, and never above, the engine's own
+
+	// Seccomp puts the profile into linux.seccomp. The engine leaves it out,
+	// since engine-init attaches the prebuilt filter; a bundle written for
+	// others has it.
+	Seccomp bool
+}
+
+// Bind is one file or directory of the host shown inside, always read-only.
+type Bind struct {
+	Source      string // absolute, on the host
+	Destination string // absolute, inside
+}
+
+// Tmpfs is a writable directory of its own.
+type Tmpfs struct {
+	Path string // absolute, inside
+	Size int64  // bytes
+}
+
+// Rlimit is setrlimit(2)'s, by the runtime-spec's name.
+type Rlimit struct {
+	Type string
+	Soft uint64
+	Hard uint64
+}
