@@ -19,27 +19,40 @@ import (
 // belongs to the caller's user namespace, so nobody inside of a sandbox's can
 // change it. No thread of the caller is in it afterwards.
 func New() (*os.File, error) {
-	type made struct {
-		ns  *os.File
-		err error
-	}
 	done := make(chan made)
-	go func() {
-		// SECURITY: no other code of this process ever runs in a sandbox's namespace.
-		// A goroutine put on such a thread would have its connections and listeners there.
-		// Holds because: the goroutine stays locked unless the way back succeeded, and
-		// Go ends a thread whose goroutine ends locked.
-		// Not covered: if that thread is the process's first, Go parks it for ever instead
-		// of ending it. Checked by: TestThreadsComeBack.
-		runtime.LockOSThread()
-		ns, restored, err := newOnThisThread()
-		if restored {
-			runtime.UnlockOSThread()
-		}
-		done <- made{ns, err}
-	}()
+	go makeOn(done)
 	m := <-done
 	return m.ns, m.err
+}
+
+type made struct {
+	ns  *os.File
+	err error
+}
+
+// makeOn makes the namespace on the thread that its goroutine happens to be on,
+// unless that is the process's first: the kernel shows its namespaces as those of
+// the process, and Go cannot end it.
+func makeOn(done chan<- made) {
+	// SECURITY: no other code of this process ever runs in a sandbox's namespace.
+	// A goroutine put on such a thread would have its connections and listeners there.
+	// Holds because: the goroutine stays locked unless the way back succeeded, and
+	// Go ends a thread whose goroutine ends locked.
+	// Not covered: a setns that says it succeeded and did not. Checked by: TestThreadsComeBack.
+	runtime.LockOSThread()
+	if unix.Gettid() == unix.Getpid() {
+		elsewhere := make(chan made)
+		go makeOn(elsewhere) // not here: this thread is locked until it has answered
+		m := <-elsewhere
+		runtime.UnlockOSThread()
+		done <- m
+		return
+	}
+	ns, restored, err := newOnThisThread()
+	if restored {
+		runtime.UnlockOSThread()
+	}
+	done <- made{ns, err}
 }
 
 // newOnThisThread makes the namespace on the calling thread and brings the thread

@@ -39,6 +39,12 @@ func inside(t *testing.T, ns *os.File, f func() error) {
 	done := make(chan error)
 	go func() {
 		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread() // the first thread cannot end
+			inside(t, ns, f)
+			done <- nil
+			return
+		}
 		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
 			done <- err
 			return
