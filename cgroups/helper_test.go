@@ -20,14 +20,14 @@ const helperVar = "ENGINE_CGROUPS_HELPER"
 
 // helpers are what runs in the groups under test. Each gets one argument.
 var helpers = map[string]func(arg string){
-	"sleep": func(string) { select {} },
+	"sleep": func(string) { pause() },
 	"tree": func(arg string) { // n processes that ignore what can be ignored
 		n, _ := strconv.Atoi(arg)
 		for range n {
 			_, _ = rawFork()
 		}
 		announce()
-		select {}
+		pause()
 	},
 	"burn": func(arg string) { // CPU time, by the process's own clock
 		limit, _ := time.ParseDuration(arg)
@@ -92,6 +92,13 @@ var helpers = map[string]func(arg string){
 			os.Exit(1)
 		}
 	},
+}
+
+// pause sleeps until a signal ends the process.
+func pause() {
+	for {
+		_ = unix.Pause()
+	}
 }
 
 // announce tells start that the helper is where it should be.
@@ -246,7 +253,7 @@ func startReady(t testing.TB, g Group, helper, arg string) (*exec.Cmd, io.Closer
 		t.Fatalf("start %s: %v", helper, err)
 	}
 	if _, err := io.ReadFull(out, make([]byte, len("ready\n"))); err != nil {
-		t.Fatalf("helper %s: %v", helper, err)
+		t.Fatalf("helper %s: %v, %v", helper, err, cmd.Wait())
 	}
 	return cmd, in
 }
