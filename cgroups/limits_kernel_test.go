@@ -159,7 +159,7 @@ func TestCPUSetHolds(t *testing.T) {
 	if _, _, err := h.Create("run/elsewhere", Limits{CPUSet: "8191"}); err == nil || !strings.Contains(err.Error(), "cpuset.cpus=8191") {
 		t.Errorf("Create on a CPU that is not there: %v, want an error that names it", err)
 	}
-	if h.Group("run/elsewhere").OOM(); exists(h.Group("run/elsewhere").Dir) {
+	if exists(h.Group("run/elsewhere").Dir) {
 		t.Error("the failed Create left its group")
 	}
 }
@@ -196,15 +196,19 @@ func TestAnInnerProcessIsExplained(t *testing.T) {
 	defer cmd.Wait()
 	defer inner.Kill()
 	busy, err := Open(inner.Dir)
-	if err != nil {
-		t.Fatalf("Open: %v", err)
+	if err != nil || len(busy.Controllers) > 0 {
+		t.Fatalf("Open = %+v, %v, want no controllers", busy, err)
 	}
 	e := busy.Unsupported("memory")
 	if e == nil || e.Where != inner.Dir || !errors.Is(e, unix.EBUSY) || !strings.Contains(e.Remedy(), "Delegate=yes") {
 		t.Errorf("Unsupported = %v, fix %q", e, e.Remedy())
 	}
-	if _, unenforced, err := busy.Create("run/x", Limits{Memory: 1 << 30}); !slices.Equal(unenforced, []string{"memory"}) || err != nil {
-		t.Errorf("Create = unenforced %v, %v, want memory", unenforced, err)
+	g, unenforced, err := busy.Create("run/x", Limits{Memory: 1 << 30, Pids: 10})
+	if !slices.Equal(unenforced, []string{"memory", "pids"}) || err != nil {
+		t.Errorf("Create = unenforced %v, %v, want memory and pids", unenforced, err)
+	}
+	if err := start(t, g, "burn", "1ms").Wait(); err != nil {
+		t.Errorf("a process cannot start in a group without limits: %v", err)
 	}
 	if e := h.Unsupported("memory"); e != nil {
 		t.Errorf("Unsupported of a working hierarchy = %v", e)
