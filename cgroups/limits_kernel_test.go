@@ -71,9 +71,10 @@ func TestMemoryLimitKillsTheGroup(t *testing.T) {
 	if err != nil || u.OOMKills == nil || *u.OOMKills < 2 || u.OOMGroupKills == nil || *u.OOMGroupKills != 1 {
 		t.Errorf("usage after the kill: %+v, %v", u, err)
 	}
-	if u.MemoryPeak == nil || *u.MemoryPeak > 64<<20 {
-		t.Errorf("peak memory = %v, want at most the limit", u.MemoryPeak)
+	if u.MemoryPeak == nil {
+		t.Fatal("peak memory is unknown")
 	}
+	within5(t, "peak memory against the limit", *u.MemoryPeak, 64<<20) // the kernel may exceed it by a few pages of its own
 }
 
 func TestMemoryPeakIsRight(t *testing.T) {
@@ -109,7 +110,7 @@ func TestPidsLimitRefusesForks(t *testing.T) {
 		t.Errorf("peak = %+v, %v, want %d", u, err, limit)
 	}
 	if u.PidsRefused == nil || *u.PidsRefused < int64(tried-made) {
-		t.Errorf("refused = %v, want at least %d", u.PidsRefused, tried-made)
+		t.Errorf("usage = %+v, want at least %d refused", u, tried-made)
 	}
 }
 
