@@ -153,17 +153,14 @@ func Unmount(target string) error {
 // copied from: no mount made in one of them then shows in the other. A new
 // namespace (CLONE_NEWNS) is not private by itself, and Go can only enter one by
 // being started in it, which is the parent's part. It refuses to work in the
-// namespace of the host's PID 1.
+// namespace of the host's PID 1, where that one can be seen (a hardened host may
+// hide it).
 func PrivateMounts() error {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
 		return fmt.Errorf("cannot read own mount namespace: %w", err)
 	}
-	host, err := os.Readlink("/proc/1/ns/mnt")
-	if err != nil {
-		return fmt.Errorf("cannot read mount namespace of pid=1: %w", err)
-	}
-	if own == host {
+	if host, err := os.Readlink("/proc/1/ns/mnt"); err == nil && own == host {
 		return errors.New("internal error: the host's own mount namespace must not be made private")
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {

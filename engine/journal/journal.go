@@ -375,6 +375,9 @@ func (r *Run) Dir() string { return r.dir }
 // OutputPath is where the run's output is recorded.
 func (r *Run) OutputPath() string { return filepath.Join(r.dir, outputName) }
 
+// OutputPath is where the output of the run id is recorded.
+func OutputPath(stateDir, id string) string { return filepath.Join(RunDir(stateDir, id), outputName) }
+
 // Lock is the locked file, to be inherited by the process that is to own the
 // run; nil if the run was opened for reading.
 func (r *Run) Lock() *os.File { return r.lock }
