@@ -37,6 +37,7 @@ func rootImage(cache string) (string, error) {
 	for _, link := range []string{"bin", "sbin", "lib", "lib64"} {
 		r.add(entry{name: link, mode: fs.ModeSymlink, text: "usr/" + link})
 	}
+	r.add(entry{name: "var/run", mode: fs.ModeSymlink, text: "/run"})
 	for _, dir := range []string{"usr/lib", "usr/lib64", "usr/lib/modules", "dev", "proc", "sys", "run", "var/lib", "var/tmp", "root", "mnt", "home", strings.TrimPrefix(BinDir, "/"), strings.TrimPrefix(JobDir, "/")} {
 		r.add(entry{name: dir, mode: fs.ModeDir | 0o755})
 	}
