@@ -139,8 +139,7 @@ func (r *Run) publish(tmp string) error {
 	return err
 }
 
-// makeRuns makes the state directory and runs below it. Root of a sandbox's
-// user namespace must be able to walk through the state directory to an image.
+// makeRuns makes the state directory and runs below it, both for root alone.
 func makeRuns(stateDir string) error {
 	runs := filepath.Join(stateDir, "runs")
 	err := os.Mkdir(runs, 0o700)
@@ -148,8 +147,8 @@ func makeRuns(stateDir string) error {
 		if err = os.MkdirAll(filepath.Dir(stateDir), 0o755); err != nil {
 			return err
 		}
-		if err = os.Mkdir(stateDir, 0o711); err == nil {
-			err = os.Chmod(stateDir, 0o711) // whatever the umask
+		if err = os.Mkdir(stateDir, 0o700); err == nil {
+			err = os.Chmod(stateDir, 0o700) // whatever the umask
 		}
 		if err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
