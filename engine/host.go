@@ -67,6 +67,9 @@ func toolDirs() []string {
 	return []string{filepath.Dir(self)}
 }
 
+// imageDir is the image store.
+func (h Host) imageDir() string { return filepath.Join(h.StateDir, "images") }
+
 // runDir is where everything of one run lives that does not outlive it.
 func (h Host) runDir(id string) string { return filepath.Join(h.RunDir, id) }
 

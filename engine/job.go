@@ -2,6 +2,8 @@ package engine
 
 import (
 	"bytes"
+	"fmt"
+	"os"
 	"path"
 	"strconv"
 	"strings"
@@ -79,7 +81,7 @@ func (sb *sandbox) job() initwire.Job {
 // cpuMask is the affinity of the program, which is what nproc and language runtimes
 // count. gVisor numbers the CPUs it was given from 0.
 func (sb *sandbox) cpuMask() []byte {
-	if sb.runtime.Info().Name != "runsc" {
+	if !sb.isGVisor() {
 		return rootfs.CPUMask(sb.cpus)
 	}
 	first := make([]int, len(sb.cpus))
@@ -112,7 +114,7 @@ func (sb *sandbox) intent() oci.Intent {
 	in.Root = sb.dir("rootfs")
 	in.Args = []string{initPath}
 	in.HostID = sb.ids.hostID()
-	in.NetNS = fdPath(sb.netns)
+	in.NetNS = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), sb.netns.Fd())
 	in.CgroupsPath = path.Join(sb.Hierarchy.Path("run/"+sb.Request.ID), "ctr")
 	for _, s := range sb.Secrets {
 		_, files := secretEnv([]Secret{s})
@@ -129,6 +131,9 @@ func (sb *sandbox) intent() oci.Intent {
 	if sb.controls("cpu") {
 		in.CPUs = sb.Request.Limits.CPUs
 	}
+	if sb.controls("pids") || sb.isGVisor() {
+		in.Pids = sb.Request.Limits.Pids + 1 // engine-init
+	}
 	return in
 }
 
@@ -144,7 +149,6 @@ func baseIntent(r Request) oci.Intent {
 		TmpSize:       r.Limits.TmpSize,
 		WorkspaceSize: r.Limits.WorkspaceSize,
 		ShmSize:       min(shmSize, r.Limits.Memory/4),
-		Pids:          r.Limits.Pids,
 	}
 	for _, t := range r.Tmpfs {
 		in.Tmpfs = append(in.Tmpfs, oci.Tmpfs(t))

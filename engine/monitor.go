@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 
@@ -165,6 +166,9 @@ func (sb *sandbox) isolate() error {
 	if err := unix.Mount(sb.Hierarchy.Mount, usual, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return Failed("no_mounts", "cannot bind %s over %s: %w", sb.Hierarchy.Mount, usual, err)
 	}
+	// What lay there, often the old mount itself, is covered now.
+	sb.Hierarchy.Root = usual + strings.TrimPrefix(sb.Hierarchy.Root, sb.Hierarchy.Mount)
+	sb.Hierarchy.Mount = usual
 	return nil
 }
 
@@ -195,4 +199,3 @@ func (h Host) Kill(ctx context.Context, id string) error {
 	}
 	return h.awaitResult(ctx, rec.ID)
 }
-

@@ -6,9 +6,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/direct-oci/engine/cgroups"
 	"github.com/direct-oci/engine/engine/initwire"
@@ -110,7 +113,7 @@ func (sb *sandbox) choose(ctx context.Context) (err error) {
 func (sb *sandbox) limit() (err error) {
 	defer sb.clock.phase("cgroup")()
 	l := cgroups.Limits{CPUs: sb.Request.Limits.CPUs, Memory: sb.Request.Limits.Memory, Pids: sb.Request.Limits.Pids + 1} // engine-init is the one more
-	if sb.runtime.Info().Name == "runsc" {
+	if sb.isGVisor() {
 		// The host sees the Sentry's threads and one stub for each process inside.
 		// What the program may start is bounded inside, by RLIMIT_NPROC.
 		l.Pids = 2*sb.Request.Limits.Pids + sentryTasks
@@ -133,23 +136,27 @@ func (sb *sandbox) limit() (err error) {
 // that Go adds while some of them block.
 const sentryTasks = 512
 
-func (sb *sandbox) controls(controller string) bool {
-	for _, c := range sb.Hierarchy.Controllers {
-		if c == controller {
-			return true
+// isGVisor reports whether the program runs on gVisor's kernel and not on the host's.
+func (sb *sandbox) isGVisor() bool { return sb.runtime.Info().Name == "runsc" }
+
+// controls reports whether the run's cgroup has all these controllers.
+func (sb *sandbox) controls(controllers ...string) bool {
+	for _, c := range controllers {
+		if !slices.Contains(sb.Hierarchy.Controllers, c) {
+			return false
 		}
 	}
-	return false
+	return true
 }
 
 // warm shortens the wait of runtimes that move their first process into a cgroup,
 // which costs one RCU grace period: it pays for that period beside the other steps.
 func (sb *sandbox) warm() (stop func()) {
-	if sb.runtime.Info().Name == "runsc" {
+	if sb.isGVisor() {
 		return func() {} // starts its processes inside their cgroup
 	}
 	done := make(chan struct{})
-	go sb.Hierarchy.Group("mon").WarmMigration(done)
+	go sb.Hierarchy.Group(cgroups.Monitors).WarmMigration(done)
 	return sync.OnceFunc(func() { close(done) })
 }
 
@@ -231,13 +238,7 @@ func (sb *sandbox) launch(ctx context.Context) error {
 		return err
 	}
 	go sb.send(conn, stdin)
-	stop := sb.clock.phase("runtime")
-	err = sb.runtime.Start(ctx, ociruntime.Container{
-		ID: sb.Request.ID, Bundle: sb.dir("bundle"), Spec: spec, StateDir: sb.dir("runtime"), Guest: theirs,
-	})
-	theirs.Close()
-	stop()
-	if err != nil {
+	if err := sb.start(ctx, spec, theirs); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -254,6 +255,27 @@ func (sb *sandbox) launch(ctx context.Context) error {
 	}
 	sb.end.ready = bootNow()
 	return sb.record.Write(journal.Created, map[string]string{"runtime": name}, false)
+}
+
+// start lets the runtime make the container. It closes the guest's end of the socket,
+// which the container then holds alone.
+func (sb *sandbox) start(ctx context.Context, spec *specs.Spec, theirs *os.File) error {
+	defer sb.clock.phase("runtime")()
+	defer theirs.Close()
+	c := ociruntime.Container{
+		ID: sb.Request.ID, Bundle: sb.dir("bundle"), Spec: spec, StateDir: sb.dir("runtime"), Guest: theirs,
+	}
+	if sb.isGVisor() && !sb.controls("cpu", "cpuset", "io", "memory", "pids") {
+		group, _, err := sb.Hierarchy.Create("run/"+sb.Request.ID+"/ctr", cgroups.Limits{})
+		if err != nil {
+			return err
+		}
+		if c.Cgroup, err = group.Open(); err != nil {
+			return err
+		}
+		defer c.Cgroup.Close()
+	}
+	return sb.runtime.Start(ctx, c)
 }
 
 // send gives engine-init the job together with the far ends of the program's

@@ -138,7 +138,7 @@ func (r *Run) spawn(hierarchy cgroups.Hierarchy, lock *os.File, stdio Stdio) err
 		return Failed("no_descriptors", "cannot use the control socket: %w", err)
 	}
 	r.control = conn.(*net.UnixConn)
-	cgroup, err := hierarchy.Group("mon").Open()
+	cgroup, err := hierarchy.Group(cgroups.Monitors).Open()
 	if err != nil {
 		return Failed("no_cgroup", "%w", err)
 	}

@@ -7,17 +7,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/direct-oci/engine/engine/journal"
 )
 
 const (
 	pipeSize  = 1 << 20   // of the program's stdout and stderr; two to three times the speed of 64 KiB
 	chunkSize = 256 << 10 // read at once
 )
-
-// recorder keeps output in the run's record.
-type recorder interface {
-	Append(stream int, data []byte) error
-}
 
 // outputs carries the program's stdout and stderr from their pipes to the record
 // and to the caller.
@@ -27,7 +24,7 @@ type recorder interface {
 // memory (no more than their size), so that a slow caller holds up nothing but the
 // last of its own data.
 type outputs struct {
-	record   recorder
+	record   *journal.OutputWriter
 	max      int64         // bytes of both streams, 0: any
 	over     chan struct{} // closed when max is passed
 	overOnce sync.Once
@@ -55,7 +52,7 @@ const pumpBuffers = 3
 
 // newOutputs makes the pipes. The sinks are descriptors of the caller's stdout and
 // stderr, which are written to and never closed here.
-func newOutputs(record recorder, max int64, stdout, stderr int) (*outputs, error) {
+func newOutputs(record *journal.OutputWriter, max int64, stdout, stderr int) (*outputs, error) {
 	o := &outputs{record: record, max: max, over: make(chan struct{}), dead: make(chan struct{})}
 	for i, sink := range []int{stdout, stderr} {
 		r, w, err := os.Pipe()
@@ -80,7 +77,7 @@ func newOutputs(record recorder, max int64, stdout, stderr int) (*outputs, error
 // start begins to carry.
 func (o *outputs) start() {
 	for i, p := range o.pumps {
-		go o.carry(i+1, p)
+		go o.carry(journal.Stream(i+1), p)
 		go p.forward()
 	}
 }
@@ -95,7 +92,7 @@ func (o *outputs) closeWriters() {
 
 // carry reads one stream to its end. It never waits for the caller once the
 // sandbox is dead.
-func (o *outputs) carry(stream int, p *pump) {
+func (o *outputs) carry(stream journal.Stream, p *pump) {
 	defer close(p.done)
 	defer close(p.queue)
 	defer p.read.Close()
