@@ -1,0 +1,170 @@
+// Package rootfs gives a sandbox its root: a read-only overlay of the engine's own
+// top layer over the image's directories, and the few files below /proc that tell a
+// program its limits in place of the host's size.
+//
+// EnsureLayer builds the layer once per host and boot, Mount puts it over an image,
+// ProcFiles writes the files. All need root (CAP_SYS_ADMIN, CAP_CHOWN). Mounts live in
+// the caller's mount namespace, and should be made in a private one (PrivateMounts), so
+// that they vanish with it. The layer stays in the run directory for the next run.
+package rootfs
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxLowers is overlayfs's own limit of 500, less the engine's layer.
+const maxLowers = 499
+
+// SECURITY: overlayfs takes no direction from an image's extended attributes.
+// Redirects and metacopy let an attribute name a file elsewhere in a layer, with another
+// owner's rights; an index would be written to.
+// Holds because: every option is set explicitly and a kernel that refuses one gets no mount.
+// Not covered: opaque and whiteout marks, which only hide what is below in the same image.
+// Checked by: TestMountIgnoresRedirects.
+var overlayOptions = []struct{ key, value string }{
+	{"redirect_dir", "nofollow"},
+	{"metacopy", "off"},
+	{"index", "off"},
+	{"xino", "off"},
+}
+
+// SECURITY: the root of a sandbox is read-only, without set-id programs and devices, before a runtime sees it.
+// A runtime that loses one of these flags on its own remount would otherwise expose them.
+// Holds because: the overlay has no upper directory, and the mount is attached with the flags set.
+// Not covered: noexec, since the program runs from here. Checked by: TestMountFlags.
+const (
+	mountAttrs  = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
+	legacyFlags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
+)
+
+// Mount puts a read-only overlay of layer over lowers (from top to bottom) on the
+// directory target, in the calling thread's mount namespace. It needs
+// CAP_SYS_ADMIN. Every directory is named by itself, not by a symbolic link, and
+// no lower may hold or lie in the directory of layer, which is the run directory.
+// An error leaves nothing mounted. Calling it twice stacks two mounts; Unmount
+// removes both.
+func Mount(layer string, lowers []string, target string) error {
+	if len(lowers) == 0 || len(lowers) > maxLowers {
+		return fmt.Errorf("cannot mount target=%s: %d lower directories, between 1 and %d are possible", target, len(lowers), maxLowers)
+	}
+	var dirs openDirs
+	defer dirs.close()
+	if err := dirs.open("layer", layer); err != nil {
+		return err
+	}
+	if err := dirs.openLowers(filepath.Dir(layer), lowers); err != nil {
+		return err
+	}
+	dst, err := unix.Open(target, unix.O_PATH|unix.O_NOFOLLOW|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return openError("mount", "target", target, err)
+	}
+	defer unix.Close(dst)
+
+	err = mountFD(dirs.paths(), dst)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) {
+		// Before Linux 6.7 overlayfs takes all lower directories as one string,
+		// and mount(2) is the only call that accepts more than 255 bytes of it.
+		err = mountLegacy(dirs.paths(), dst)
+	}
+	if err != nil {
+		return dirs.explain(target, err)
+	}
+	return nil
+}
+
+// mountFD mounts with the kernel's mount API.
+func mountFD(lowers []string, target int) error {
+	ctx, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(ctx)
+	if err := unix.FsconfigSetString(ctx, "source", "engine"); err != nil {
+		return err
+	}
+	for _, o := range overlayOptions {
+		if err := unix.FsconfigSetString(ctx, o.key, o.value); err != nil {
+			return fmt.Errorf("option %s=%s: %w", o.key, o.value, err)
+		}
+	}
+	for _, path := range lowers {
+		if err := unix.FsconfigSetString(ctx, "lowerdir+", path); err != nil {
+			return err
+		}
+	}
+	if err := unix.FsconfigCreate(ctx); err != nil {
+		return err
+	}
+	mnt, err := unix.Fsmount(ctx, unix.FSMOUNT_CLOEXEC, mountAttrs)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(mnt)
+	return unix.MoveMount(mnt, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
+}
+
+// mountLegacy mounts with mount(2), whose options fit into one page.
+func mountLegacy(lowers []string, target int) error {
+	options := []string{"lowerdir=" + strings.Join(lowers, ":")}
+	for _, o := range overlayOptions {
+		options = append(options, o.key+"="+o.value)
+	}
+	data := strings.Join(options, ",")
+	if len(data) >= os.Getpagesize() {
+		return &UnsupportedError{
+			Feature: fmt.Sprintf("an overlay of %d directories", len(lowers)), Where: "this kernel",
+			Fix: "Use Linux 6.7 or later, or an image of fewer layers.",
+		}
+	}
+	return unix.Mount("engine", fdPath(target), "overlay", legacyFlags, data)
+}
+
+// fdPath is a path of an open descriptor.
+//
+// SECURITY: the overlay is made from directories that were opened and checked, and its
+// entry in mountinfo, which the sandbox can read, shows no path of the host.
+// A path checked first and resolved again later may lead elsewhere by then.
+// Holds because: overlayfs is given /proc/self/fd/N only.
+// Not covered: a lower directory whose content is changed. Checked by: TestMountFlags.
+func fdPath(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
+
+// Unmount detaches whatever is mounted on target. It is idempotent: a target that
+// is no mount point, or not there, is fine. Open files keep working until closed.
+func Unmount(target string) error {
+	for {
+		err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+		switch {
+		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
+			return nil
+		case err != nil:
+			return fmt.Errorf("cannot unmount target=%s: %w", target, err)
+		}
+	}
+}
+
+// PrivateMounts cuts the calling process's mount namespace off from the one it was
+// copied from: no mount made in one of them then shows in the other. A new
+// namespace (CLONE_NEWNS) is not private by itself, and Go can only enter one by
+// being started in it, which is the parent's part. It refuses to work in the
+// namespace of the host's PID 1, where that one can be seen (a hardened host may
+// hide it).
+func PrivateMounts() error {
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		return fmt.Errorf("cannot read own mount namespace: %w", err)
+	}
+	if host, err := os.Readlink("/proc/1/ns/mnt"); err == nil && own == host {
+		return errors.New("internal error: the host's own mount namespace must not be made private")
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("cannot make mounts private: %w", err)
+	}
+	return nil
+}
