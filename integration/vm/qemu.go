@@ -102,7 +102,7 @@ func launch(ctx context.Context, s spec) (*qemu, error) {
 			return
 		}
 		stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() }) // fails only when it has ended
-		_ = cmd.Wait()                                                     // how it ended is told by the port and the console
+		_ = cmd.Wait()                                                    // how it ended is told by the port and the console
 		stop()
 		close(q.gone)
 	}()
