@@ -135,7 +135,7 @@ func runAndCheck(m *testing.M) int {
 	control := mount + "/cgroup.subtree_control"
 	before, _ := readFields(control)
 	code := m.Run()
-	for _, parent := range parents {
+	for _, parent := range []string{runs, Monitors} {
 		if names, _ := children(dir + "/" + parent); len(names) > 0 {
 			fmt.Fprintf(os.Stderr, "tests left the cgroups %v in %s/%s\n", names, dir, parent)
 			code = 1
