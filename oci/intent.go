@@ -1,3 +1,14 @@
+// Package oci turns what the engine wants of a sandbox into a runtime-spec
+// bundle, and reads the bundles of others.
+//
+// Render knows the dialect of each runtime: what it honours, ignores or refuses.
+// Profile and Filter are the system calls a program may make, as the
+// runtime-spec says it and as a prebuilt program for the kernel. ReadBundle
+// checks a foreign bundle and says what it changes. ParseSize reads sizes as
+// people write them.
+//
+// The package is pure: the same input gives the same bytes on any machine. Only
+// ReadBundle and WriteBundle touch files, and only those in the bundle's folder.
 package oci
 
 // Intent is what the engine wants of a sandbox, before any runtime's dialect.
@@ -13,6 +24,8 @@ type Intent struct {
 	Cwd  string
 	UID  uint32 // inside the user namespace
 	GID  uint32
+
+	Umask *uint32 // nil means 0077
 
 	HostID uint32 // first host uid and gid of the run's block of 65536
 

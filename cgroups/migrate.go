@@ -1,0 +1,51 @@
+package cgroups
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// warmInterval is how often WarmMigration writes.
+const warmInterval = 2 * time.Millisecond
+
+// WarmMigration keeps the kernel ready to move processes between cgroups until
+// stop is closed, so that the move that an OCI runtime makes of its container's
+// init costs some 10 µs in place of 5 to 13 ms. It does so by moving the calling
+// process into the group that it is already in, which must be g.
+//
+// The time goes into an RCU grace period, which every move has to wait for unless
+// another one ended a few ms before. The first write waits for it holding the lock
+// that mkdir and rmdir of cgroups and clone into a cgroup need: make the groups and
+// start the processes of a run first.
+func (g Group) WarmMigration(stop <-chan struct{}) error {
+	pids, _, err := readPids(g.Dir)
+	if err != nil {
+		return err
+	}
+	if !slices.Contains(pids, os.Getpid()) {
+		return fmt.Errorf("internal error: process %d is not in cgroup %s", os.Getpid(), g.Dir)
+	}
+	path := filepath.Join(g.Dir, "cgroup.procs")
+	fd, err := unix.Open(path, unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return cannotSet(path, "0", err)
+	}
+	defer unix.Close(fd)
+	tick := time.NewTicker(warmInterval)
+	defer tick.Stop()
+	for {
+		if _, err := unix.Write(fd, []byte("0")); err != nil {
+			return cannotSet(path, "0", err)
+		}
+		select {
+		case <-stop:
+			return nil
+		case <-tick.C:
+		}
+	}
+}

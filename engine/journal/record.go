@@ -1,0 +1,196 @@
+package journal
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The records of a run, in the order they are written.
+const (
+	Intent  = "intent"
+	Created = "created"
+	Started = "started"
+	Exit    = "exit"
+	Cleaned = "cleaned"
+)
+
+var order = []string{Intent, Created, Started, Exit, Cleaned}
+
+const (
+	// schema is the version of the envelope and of what it holds. A record of
+	// another version is not guessed at: it counts as absent.
+	schema = 1
+
+	// maxRecord is far above any request a program could be started with.
+	maxRecord = 16 << 20
+)
+
+// Header is what the journal itself notes with every record.
+type Header struct {
+	Schema int       `json:"schema"`
+	Run    string    `json:"run"`
+	Record string    `json:"record"`
+	BootID string    `json:"bootId"` // of the host when it was written
+	Time   time.Time `json:"time"`
+}
+
+type envelope struct {
+	Header
+	Value json.RawMessage `json:"value"`
+}
+
+// RecordError reports a record that is there and cannot be used: torn by a
+// crash, of an unknown version, or of absurd size.
+type RecordError struct {
+	Run    string
+	Record string
+	Why    string
+}
+
+func (e *RecordError) Error() string {
+	return fmt.Sprintf("cannot read record %s of run %s: %s", e.Record, e.Run, e.Why)
+}
+
+// Write puts v on record under name, replacing an earlier record of that name.
+// The record is seen whole or not at all. With sync it has reached the disk
+// when Write returns, and so has the run itself; without, a power failure may
+// take it back.
+//
+// Preconditions: only the run's owner writes, and one record at a time.
+func (r *Run) Write(name string, v any, sync bool) error {
+	if err := r.write(name, v, sync); err != nil {
+		return fmt.Errorf("cannot write record %s of run %s: %w", name, r.id, err)
+	}
+	return nil
+}
+
+func (r *Run) write(name string, v any, sync bool) error {
+	if !slices.Contains(order, name) {
+		return errors.New("internal error: no such record")
+	}
+	boot, err := BootID()
+	if err != nil {
+		return err
+	}
+	value, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	data, err := json.Marshal(envelope{Header{schema, r.id, name, boot, time.Now()}, value})
+	if err != nil {
+		return err
+	}
+	if len(data) > maxRecord {
+		return fmt.Errorf("%d bytes are more than %d", len(data), maxRecord)
+	}
+	path := filepath.Join(r.dir, name+".json")
+	if err := writeFile(path+".tmp", append(data, '\n'), sync); err != nil {
+		return err
+	}
+	if err := os.Rename(path+".tmp", path); err != nil {
+		return err
+	}
+	if !sync {
+		return nil
+	}
+	// The run's own name is one directory up.
+	return errors.Join(syncDir(r.dir), syncDir(filepath.Dir(r.dir)))
+}
+
+func writeFile(path string, data []byte, sync bool) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil && sync {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
+
+// Read reads the record name into v, which may be nil. A record that was never
+// written is fs.ErrNotExist, one that cannot be used is *RecordError; a caller
+// that only wants to know how far a run got treats both alike.
+func (r *Run) Read(name string, v any) (Header, error) {
+	// A stray fifo or link under a record's name must not stop a listing.
+	f, err := os.OpenFile(filepath.Join(r.dir, name+".json"), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Header{}, err
+	}
+	if err != nil {
+		return Header{}, &RecordError{r.id, name, err.Error()}
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxRecord+1))
+	if err = errors.Join(err, f.Close()); err != nil {
+		return Header{}, &RecordError{r.id, name, err.Error()}
+	}
+	e, err := parseRecord(r.id, name, data)
+	if err != nil {
+		return Header{}, err
+	}
+	if v != nil {
+		if err := json.Unmarshal(e.Value, v); err != nil {
+			return Header{}, &RecordError{r.id, name, err.Error()}
+		}
+	}
+	return e.Header, nil
+}
+
+func parseRecord(run, name string, data []byte) (envelope, error) {
+	fail := func(format string, args ...any) (envelope, error) {
+		return envelope{}, &RecordError{run, name, fmt.Sprintf(format, args...)}
+	}
+	if len(data) > maxRecord {
+		return fail("larger than %d bytes", maxRecord)
+	}
+	var e envelope
+	dec := json.NewDecoder(bytes.NewReader(data))
+	if err := dec.Decode(&e); err != nil {
+		return fail("torn or not a record: %v", err)
+	}
+	if _, err := dec.Token(); err != io.EOF {
+		return fail("something follows it")
+	}
+	switch {
+	case e.Schema != schema:
+		return fail("schema %d is not %d", e.Schema, schema)
+	case e.Run != run || e.Record != name:
+		return fail("it is record %q of run %q", e.Record, e.Run)
+	case len(e.Value) == 0:
+		return fail("it has no value")
+	}
+	return e, nil
+}
+
+// Last returns the furthest record that can be read, "" if none can, and what
+// is wrong with those that cannot.
+func (r *Run) Last() (name string, problems []error) {
+	for _, n := range order {
+		_, err := r.Read(n, nil)
+		if err == nil {
+			name = n
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			problems = append(problems, err)
+		}
+	}
+	return name, problems
+}
