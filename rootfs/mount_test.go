@@ -40,6 +40,7 @@ func TestHostileImages(t *testing.T) {
 		{"dev leads upwards", "dev", link("../../../../../../.." + outside)},
 		{"dev has content", "dev", full},
 		{"proc leads to the root", "proc", link("/")},
+		{"meminfo leads to the host", "proc/meminfo", link(outside + "/canary")},
 		{"sys is a file", "sys", file},
 		{"etc leads elsewhere", "etc", link(outside)},
 		{"etc is a file", "etc", file},
