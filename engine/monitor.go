@@ -55,7 +55,7 @@ func monitor(embedded ociruntime.Runtime) error {
 		return err
 	}
 	defer record.Close()
-	sb := &sandbox{hello: h, record: record, embedded: embedded, clock: clock{start: h.StartedAt}}
+	sb := &sandbox{hello: h, record: record, embedded: embedded, clock: clock{start: h.StartedAt}, notes: newNotes(record)}
 	if err := sb.takeStdio(); err != nil {
 		return err
 	}

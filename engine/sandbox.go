@@ -49,6 +49,7 @@ type sandbox struct {
 	output     *journal.OutputWriter
 	outputs    *outputs
 	guest      *guest
+	notes      notes
 
 	end ending
 }
@@ -125,6 +126,7 @@ func (sb *sandbox) limit() (err error) {
 	if err != nil {
 		return Failed("no_cgroup", "%w", err)
 	}
+	failpointGroup(sb.group.Dir)
 	if len(sb.unenforced) > 0 && !sb.Request.BestEffortLimits {
 		names := strings.Join(sb.unenforced, ",")
 		if missing := sb.Hierarchy.Unsupported(sb.unenforced[0]); missing != nil {
@@ -257,7 +259,8 @@ func (sb *sandbox) launch(ctx context.Context) error {
 		return ctx.Err()
 	}
 	sb.end.ready = bootNow()
-	return sb.record.Write(journal.Created, map[string]string{"runtime": name}, false)
+	sb.notes.write(journal.Created, map[string]string{"runtime": name})
+	return nil
 }
 
 // start lets the runtime make the container. It closes the guest's end of the socket,
