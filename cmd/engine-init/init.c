@@ -39,9 +39,11 @@
  * namespace's first process; a poll that fails ends us instead of being tried
  * again, since prlimit(1, RLIMIT_NOFILE, 0) makes it fail for ever; reaping is
  * bounded per round, so that a fork storm delays neither deadline nor end of file.
- * Not covered: runtimes whose kernel delivers KILL and STOP to process 1, and
- * setpriority or sched_setscheduler on it: the job's filter has to refuse
- * process 1 as a target. Checked by: TestJobCannotTouchInit.
+ * Not covered: gVisor, whose kernel does deliver KILL and STOP to process 1, by
+ * whatever way: kill and its kin, pidfd_send_signal on an opened /proc/1, fcntl's
+ * F_SETSIG with process 1 as owner; and everywhere setpriority, ioprio_set, the
+ * sched_set calls and prlimit on process 1. The job's filter has to refuse those.
+ * Checked by: TestJobCannotTouchInit.
  *
  * Sections: frames, shield, supervision, main. No memory is allocated besides
  * the job's one mapping, and nothing is written to descriptors 0 to 2.
