@@ -72,7 +72,10 @@ func (sb *sandbox) dir(elem ...string) string {
 
 // create builds the sandbox up to a PID 1 that is ready for its program. What it
 // leaves behind when it fails is torn down with everything else.
-func (sb *sandbox) create(ctx context.Context) error {
+func (sb *sandbox) create(ctx context.Context, cancel func()) error {
+	if err := sb.openControl(cancel); err != nil {
+		return err
+	}
 	if err := sb.choose(ctx); err != nil {
 		return err
 	}

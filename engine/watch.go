@@ -38,7 +38,7 @@ func (sb *sandbox) run(ctx context.Context, c *caller) error {
 		case <-start.Done():
 		}
 	}()
-	err := sb.create(start)
+	err := sb.create(start, c.cancel)
 	if err == nil {
 		stop()
 		err = sb.watch(c)
