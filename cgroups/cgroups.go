@@ -30,14 +30,20 @@ import (
 // wanted are the controllers that the engine's limits and figures come from.
 var wanted = []string{"cpu", "cpuset", "io", "memory", "pids", "hugetlb"}
 
-// parents are the directories in the root that hold one group per run.
-var parents = []string{"run", "mon"}
+const (
+	runs = "run" // holds one group per run
+
+	// Monitors is the group of all monitors: outside every run's, so that what ends a
+	// run spares its monitor, and one for all of them, because a process cannot remove
+	// the group it is in.
+	Monitors = "mon"
+)
 
 // Hierarchy is the engine's part of the host's cgroup v2 tree.
 type Hierarchy struct {
 	Mount       string   // the cgroup2 mount
 	Root        string   // absolute path of the engine's directory, in Mount
-	Controllers []string // in force in groups of "run" and "mon", in the order cpu, cpuset, io, memory, pids, hugetlb
+	Controllers []string // in force in groups of "run", in the order cpu, cpuset, io, memory, pids, hugetlb
 }
 
 // Open finds the cgroup2 mount, makes the engine's directories and enables the
@@ -58,7 +64,8 @@ func Open(root string) (Hierarchy, error) {
 		return Hierarchy{}, err
 	}
 	h.Controllers = intersect(wanted, available)
-	if granted := h.granted(); slices.Equal(granted, h.Controllers) {
+	monitors := filepath.Join(h.Root, Monitors)
+	if granted := h.granted(); slices.Equal(granted, h.Controllers) && exists(monitors) {
 		return h, nil
 	}
 	for _, dir := range h.path() {
@@ -67,6 +74,9 @@ func Open(root string) (Hierarchy, error) {
 		}
 		enableAll(dir)
 	}
+	if err := unix.Mkdir(monitors, 0o755); err != nil && err != unix.EEXIST {
+		return Hierarchy{}, cannotMake(monitors, err)
+	}
 	if !isCgroup2(h.Root) {
 		return Hierarchy{}, fmt.Errorf("cannot use cgroup root=%s: not on cgroup2", h.Root)
 	}
@@ -74,18 +84,14 @@ func Open(root string) (Hierarchy, error) {
 	return h, nil
 }
 
-// granted returns the wanted controllers that groups below every one of the
-// parents have, none when a parent is missing.
+// granted returns the wanted controllers that groups of runs have, none when their
+// parent is missing.
 func (h Hierarchy) granted() []string {
-	granted := wanted
-	for _, parent := range parents {
-		on, err := readFields(filepath.Join(h.Root, parent, "cgroup.subtree_control"))
-		if err != nil {
-			return nil
-		}
-		granted = intersect(granted, on)
+	on, err := readFields(filepath.Join(h.Root, runs, "cgroup.subtree_control"))
+	if err != nil {
+		return nil
 	}
-	return granted
+	return intersect(wanted, on)
 }
 
 // path returns every directory that must hand controllers down, from the mount on.
@@ -96,10 +102,7 @@ func (h Hierarchy) path() []string {
 			dirs = append(dirs, filepath.Join(dirs[len(dirs)-1], name))
 		}
 	}
-	for _, parent := range parents {
-		dirs = append(dirs, filepath.Join(h.Root, parent))
-	}
-	return dirs
+	return append(dirs, filepath.Join(h.Root, runs))
 }
 
 // enableAll hands down what dir has and does not hand down yet. Failures are left
@@ -109,24 +112,44 @@ func enableAll(dir string) {
 	if err != nil {
 		return
 	}
-	file := filepath.Join(dir, "cgroup.subtree_control")
-	on, err := readFields(file)
+	on, err := readFields(filepath.Join(dir, "cgroup.subtree_control"))
 	if err != nil {
 		return
 	}
 	var off []string
 	for _, c := range intersect(wanted, available) {
 		if !slices.Contains(on, c) {
-			off = append(off, "+"+c)
+			off = append(off, c)
 		}
 	}
-	if len(off) == 0 || write(file, strings.Join(off, " ")) == nil {
+	if len(off) == 0 || enable(dir, off...) == nil {
 		return
 	}
 	for _, c := range off { // one that cannot be enabled must not keep back the others
-		_ = write(file, c)
+		_ = enable(dir, c)
 	}
 }
+
+// enable hands the controllers of dir down. A group with processes, other than the
+// real root, is EBUSY. The kernel says so for some controllers only: enabling
+// one of the others succeeds, and leaves the groups below unable to take processes.
+func enable(dir string, controllers ...string) error {
+	file, value := filepath.Join(dir, "cgroup.subtree_control"), "+"+strings.Join(controllers, " +")
+	if !isRealRoot(dir) {
+		pids, foreign, err := readPids(dir)
+		if err != nil {
+			return err
+		}
+		if len(pids)+foreign > 0 {
+			return cannotSet(file, value, unix.EBUSY)
+		}
+	}
+	return write(file, value)
+}
+
+// isRealRoot tells whether dir, a cgroup, is the root of the hierarchy, and not
+// merely of a cgroup namespace.
+func isRealRoot(dir string) bool { return !exists(filepath.Join(dir, "cgroup.type")) }
 
 // Path returns the path of a group from the mount, which is what an OCI runtime
 // takes as cgroupsPath.

@@ -58,6 +58,10 @@ var layerFiles = []struct{ path, content string }{
 	{"etc/hosts", "127.0.0.1\tlocalhost sandbox\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
 	{"etc/hostname", "sandbox\n"},
 	{"etc/resolv.conf", "# No resolver: this sandbox has no network.\n"},
+	// Under gVisor a file bound over one of procfs needs one below it to lie on.
+	{"proc/cpuinfo", ""},
+	{"proc/meminfo", ""},
+	{"proc/stat", ""},
 	{"etc/nsswitch.conf", "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n" +
 		"networks: files\nprotocols: files\nservices: files\n"},
 }

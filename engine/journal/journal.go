@@ -139,8 +139,7 @@ func (r *Run) publish(tmp string) error {
 	return err
 }
 
-// makeRuns makes the state directory and runs below it. Root of a sandbox's
-// user namespace must be able to walk through the state directory to an image.
+// makeRuns makes the state directory and runs below it, both for root alone.
 func makeRuns(stateDir string) error {
 	runs := filepath.Join(stateDir, "runs")
 	err := os.Mkdir(runs, 0o700)
@@ -148,8 +147,8 @@ func makeRuns(stateDir string) error {
 		if err = os.MkdirAll(filepath.Dir(stateDir), 0o755); err != nil {
 			return err
 		}
-		if err = os.Mkdir(stateDir, 0o711); err == nil {
-			err = os.Chmod(stateDir, 0o711) // whatever the umask
+		if err = os.Mkdir(stateDir, 0o700); err == nil {
+			err = os.Chmod(stateDir, 0o700) // whatever the umask
 		}
 		if err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
@@ -374,6 +373,9 @@ func (r *Run) Dir() string { return r.dir }
 
 // OutputPath is where the run's output is recorded.
 func (r *Run) OutputPath() string { return filepath.Join(r.dir, outputName) }
+
+// OutputPath is where the output of the run id is recorded.
+func OutputPath(stateDir, id string) string { return filepath.Join(RunDir(stateDir, id), outputName) }
 
 // Lock is the locked file, to be inherited by the process that is to own the
 // run; nil if the run was opened for reading.

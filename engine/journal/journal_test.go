@@ -111,7 +111,7 @@ func TestModes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]fs.FileMode{
-		state: 0o711, filepath.Join(state, "runs"): 0o700, r.Dir(): 0o700,
+		state: 0o700, filepath.Join(state, "runs"): 0o700, r.Dir(): 0o700,
 		filepath.Join(r.Dir(), "intent.json"): 0o600, filepath.Join(r.Dir(), "lock"): 0o600,
 	} {
 		info, err := os.Stat(path)

@@ -65,6 +65,7 @@ func runscFlags(c Container) []string {
 		"--host-uds=none", "--host-fifo=none", "--overlay2=none", "--file-access=exclusive",
 		"--oci-seccomp=false", "--allow-flag-override=false", "--allow-suid=false", "--gvisor-marker-file=false",
 		"--watchdog-action=panic", "--debug=false", "--systemd-cgroup=false", "--ref-leak-mode=disabled",
+		fmt.Sprintf("--ignore-cgroups=%t", c.Cgroup != nil),
 	}
 }
 

@@ -43,8 +43,11 @@ type Container struct {
 	Spec     *specs.Spec // what config.json says; required
 	StateDir string      // the runtime's private directory; it exists, and the caller removes it with the mounts below it; required
 	Guest    *os.File    // becomes descriptor 3 of PID 1; required
-	Cgroup   *os.File    // a cgroup for the runtime's own short-lived processes; nil: the caller's
-	Network  bool        // the spec's network namespace holds a link to a gateway
+	// Cgroup, if not nil, is the group to start the container in as it is. nil lets
+	// the runtime make the one that the spec names. Only runsc heeds it: it refuses
+	// to make one where the host lacks any of its controllers.
+	Cgroup  *os.File
+	Network bool // the spec's network namespace holds a link to a gateway
 }
 
 // StartError is a runtime's refusal to start a container.

@@ -1,0 +1,20 @@
+// Engine-monitor watches over one run from its intent to the last trace of it. It
+// is started by the engine package, on inherited descriptors, and never by hand; see
+// engine.Monitor. It is a program of its own because libcontainer starts its own
+// program again as the container's init: what is linked here is loaded twice for
+// every run, so it stays small.
+package main
+
+import (
+	"os"
+
+	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/engine/ociruntime/inproc"
+)
+
+func main() {
+	if inproc.IsInit() {
+		inproc.Init()
+	}
+	os.Exit(engine.Monitor(inproc.Runtime{}))
+}

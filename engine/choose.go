@@ -1,0 +1,71 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/direct-oci/engine/engine/ociruntime"
+	"github.com/direct-oci/engine/rootfs/image"
+)
+
+// chooseRuntime finds the runtime that a request names. auto is runsc where it is
+// installed and usable, otherwise the embedded one; the result says which it was.
+func chooseRuntime(ctx context.Context, name string, embedded ociruntime.Runtime, tools []string, cacheDir string) (ociruntime.Runtime, error) {
+	switch name {
+	case "embedded":
+		return embedded, nil
+	case "auto":
+		rt, err := ociruntime.Find(ctx, "runsc", tools, cacheDir)
+		if err != nil {
+			return embedded, nil
+		}
+		return rt, nil
+	}
+	rt, err := ociruntime.Find(ctx, name, tools, cacheDir)
+	var unsupported *ociruntime.UnsupportedError
+	if errors.As(err, &unsupported) {
+		return nil, Refused("bad_runtime", "cannot use runtime=%s: %w", name, err)
+	}
+	if err != nil {
+		return nil, Failed("bad_runtime", "%w", err)
+	}
+	return rt, nil
+}
+
+// imageRoot is the file system that a run starts from.
+type imageRoot struct {
+	info  ImageInfo
+	lower string
+	hold  *os.File // keeps an image from being removed; nil for a directory
+}
+
+func (i imageRoot) release() error {
+	if i.hold == nil {
+		return nil
+	}
+	return i.hold.Close()
+}
+
+// openImage finds what the request names and holds on to it.
+func openImage(h Host, req Request) (imageRoot, error) {
+	if req.Rootfs != "" {
+		info, err := os.Stat(req.Rootfs)
+		if err != nil {
+			return imageRoot{}, Refused("bad_root", "cannot use rootfs=%s: %w", req.Rootfs, err)
+		}
+		if !info.IsDir() {
+			return imageRoot{}, Refused("bad_root", "cannot use rootfs=%s: it is not a directory", req.Rootfs)
+		}
+		return imageRoot{info: ImageInfo{Ref: req.Rootfs}, lower: req.Rootfs}, nil
+	}
+	img, err := image.Store{Dir: h.imageDir()}.Open(req.Image)
+	if err != nil {
+		return imageRoot{}, Refused("no_image", "%w", err)
+	}
+	hold, err := img.Hold()
+	if err != nil {
+		return imageRoot{}, Failed("no_image", "%w", err)
+	}
+	return imageRoot{info: ImageInfo{Ref: img.Name, Digest: &img.Digest}, lower: img.Rootfs, hold: hold}, nil
+}

@@ -1,0 +1,245 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"strings"
+	"time"
+
+	"github.com/direct-oci/engine/engine/journal"
+)
+
+// State is how far a run has come. It only moves forward.
+//
+//	creating -> created -> running -> stopped -> removed
+//	    |          |                     ^
+//	    +----------+---------------------+
+//
+// The first four are the runtime-spec's; removed means that nothing of the sandbox
+// is left on the host but the record.
+type State string
+
+// The states.
+const (
+	Creating State = "creating"
+	Created  State = "created"
+	Running  State = "running"
+	Stopped  State = "stopped"
+	Removed  State = "removed"
+)
+
+// stateOf is the state that the furthest record on disk stands for.
+var stateOf = map[string]State{
+	"":              Creating,
+	journal.Intent:  Creating,
+	journal.Created: Created,
+	journal.Started: Running,
+	journal.Exit:    Stopped,
+	journal.Cleaned: Removed,
+}
+
+// Record is what is known of one run.
+type Record struct {
+	ID       string     `json:"id"`
+	State    State      `json:"state"`
+	Alive    bool       `json:"alive"` // a process watches over it
+	Created  time.Time  `json:"created"`
+	Started  *time.Time `json:"started"`
+	Request  Request    `json:"request"`
+	Result   *Result    `json:"result"`   // nil until it has ended
+	Problems []string   `json:"problems"` // records that cannot be read
+}
+
+// reason is why the run ended, in a word, for messages.
+func (r Record) reason() string {
+	switch {
+	case r.Result == nil:
+		return string(r.State)
+	case r.Result.Reason == nil:
+		return "refused"
+	default:
+		return string(*r.Result.Reason)
+	}
+}
+
+// List returns all runs on record, the newest first, without their output. A state
+// directory that is not there has no runs.
+func (h Host) List() ([]Record, error) {
+	h = h.withDirs()
+	entries, err := journal.List(h.StateDir)
+	if err != nil {
+		return nil, Failed("no_record", "%w", err)
+	}
+	records := make([]Record, 0, len(entries))
+	for _, e := range entries {
+		r, err := h.load(e.ID)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed since
+		}
+		if err != nil {
+			return nil, Failed("no_record", "%w", err)
+		}
+		if r.Created.IsZero() {
+			r.Created = e.Created
+		}
+		records = append(records, r)
+	}
+	return records, nil
+}
+
+// Load returns one run with its output. A prefix of its id is enough where it fits
+// one run alone.
+func (h Host) Load(prefix string) (Record, error) {
+	h = h.withDirs()
+	id, err := h.find(prefix)
+	if err != nil {
+		return Record{}, err
+	}
+	r, err := h.load(id)
+	if err != nil {
+		return Record{}, Failed("no_record", "%w", err)
+	}
+	if r.Result != nil {
+		run, err := journal.Open(h.StateDir, id)
+		if err != nil {
+			return Record{}, Failed("no_record", "%w", err)
+		}
+		r.Result.fillOutput(run.OutputPath())
+	}
+	return r, nil
+}
+
+// OutputPath is where the output of the run is on record, for journal.OpenOutput.
+func (h Host) OutputPath(id string) string {
+	return journal.OutputPath(h.withDirs().StateDir, id)
+}
+
+func (h Host) find(prefix string) (string, error) {
+	if journal.ValidID(prefix) {
+		if _, err := journal.Open(h.StateDir, prefix); err == nil {
+			return prefix, nil
+		}
+		return "", notFound(prefix)
+	}
+	if prefix == "" {
+		return "", Refused("bad_id", "cannot find a run: its id is empty")
+	}
+	entries, err := journal.List(h.StateDir)
+	if err != nil {
+		return "", Failed("no_record", "%w", err)
+	}
+	var found []string
+	for _, e := range entries {
+		if strings.HasPrefix(e.ID, prefix) {
+			found = append(found, e.ID)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return "", notFound(prefix)
+	case 1:
+		return found[0], nil
+	default:
+		return "", Refused("bad_id", "cannot choose between %d runs that start with id=%s", len(found), prefix).WithFix("give more of the id")
+	}
+}
+
+func notFound(id string) *Error {
+	return Refused("not_found", "cannot find run=%s: there is none on record", id).WithFix("list the runs with engine ps")
+}
+
+func (h Host) load(id string) (Record, error) {
+	run, err := journal.Open(h.StateDir, id)
+	if err != nil {
+		return Record{}, err
+	}
+	// Asked before the records are read: a run seen as dead has written its last.
+	alive, err := journal.Alive(h.StateDir, id)
+	if err != nil {
+		return Record{}, err
+	}
+	last, problems := run.Last()
+	r := Record{ID: id, State: stateOf[last], Alive: alive, Problems: []string{}}
+	for _, p := range problems {
+		r.Problems = append(r.Problems, p.Error())
+	}
+	if header, err := run.Read(journal.Intent, &r.Request); err == nil {
+		r.Created = header.Time
+	}
+	if header, err := run.Read(journal.Started, nil); err == nil {
+		r.Started = &header.Time
+	}
+	var result Result
+	if _, err := run.Read(journal.Exit, &result); err == nil {
+		r.Result = &result
+	}
+	return r, nil
+}
+
+// awaitResult returns when the result of the run is on record.
+func (h Host) awaitResult(ctx context.Context, id string) error {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		r, err := h.load(id)
+		if err != nil {
+			return Failed("no_record", "%w", err)
+		}
+		if r.Result != nil {
+			return nil
+		}
+		if !r.Alive {
+			_, err := h.GC(ctx, false)
+			return err
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return Failed("timeout", "cannot wait for run=%s: %w", id, ctx.Err())
+		}
+	}
+}
+
+// Await returns the record of the run once it has ended.
+func (h Host) Await(ctx context.Context, prefix string) (Record, error) {
+	h = h.withDirs()
+	id, err := h.find(prefix)
+	if err != nil {
+		return Record{}, err
+	}
+	if err := h.awaitResult(ctx, id); err != nil {
+		return Record{}, err
+	}
+	return h.Load(id)
+}
+
+// Remove deletes the record of a run that has ended, output included.
+func (h Host) Remove(prefix string) error {
+	h = h.withDirs()
+	id, err := h.find(prefix)
+	if err != nil {
+		return err
+	}
+	r, err := h.load(id)
+	if err != nil {
+		return Failed("no_record", "%w", err)
+	}
+	if r.Alive {
+		return Refused("running", "cannot remove run=%s: it is alive", id).WithFix("end it first with engine kill " + id)
+	}
+	if r.State != Removed {
+		// Somebody has to clean up behind it before what it used is forgotten.
+		if _, err := h.GC(context.Background(), false); err != nil {
+			return err
+		}
+	}
+	err = journal.Remove(h.StateDir, id)
+	switch {
+	case errors.Is(err, journal.ErrAlive):
+		return Refused("running", "cannot remove run=%s: it is alive", id).WithFix("end it first with engine kill " + id)
+	case err != nil:
+		return Failed("no_record", "%w", err)
+	}
+	return nil
+}

@@ -1,0 +1,314 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/direct-oci/engine/cgroups"
+	"github.com/direct-oci/engine/engine/initwire"
+	"github.com/direct-oci/engine/engine/journal"
+	"github.com/direct-oci/engine/engine/ociruntime"
+	"github.com/direct-oci/engine/netns"
+	"github.com/direct-oci/engine/oci"
+	"github.com/direct-oci/engine/rootfs"
+)
+
+const (
+	startBound = 90 * time.Second // from the request to a sandbox that is ready; gVisor on a slow host needs some
+	initGrace  = 10 * time.Second // engine-init's own deadline comes this much after the monitor's
+	emptyBound = 10 * time.Second // from the kill to the last process gone
+	drainBound = 250 * time.Millisecond
+)
+
+// sandbox is one run in the hands of its monitor. One goroutine owns it, the one
+// that called run; others get what they need by value or channel.
+type sandbox struct {
+	hello
+	record   *journal.Run
+	embedded ociruntime.Runtime
+	clock    clock
+	stdio    [3]int // the caller's streams
+
+	runtime    ociruntime.Runtime
+	image      imageRoot
+	ids        idBlock
+	cpus       []int
+	group      cgroups.Group
+	unenforced []string
+	netns      *os.File
+	binds      []rootfs.Bind
+	output     *journal.OutputWriter
+	outputs    *outputs
+	guest      *guest
+
+	end ending
+}
+
+// ending is how the program ended, as far as it is known.
+type ending struct {
+	reason   Reason // "": it never started
+	code     int
+	signal   string
+	err      *Error
+	ready    int64         // bootNow of the sandbox being ready, 0: it never was
+	started  int64         // bootNow of the program's start, 0: it never did
+	stopped  int64         // bootNow of its end, or of the decision to end it
+	duration time.Duration // by engine-init's clock, 0: unknown
+}
+
+func (sb *sandbox) dir(elem ...string) string {
+	return filepath.Join(append([]string{sb.Host.runDir(sb.Request.ID)}, elem...)...)
+}
+
+// create builds the sandbox up to a PID 1 that is ready for its program. What it
+// leaves behind when it fails is torn down with everything else.
+func (sb *sandbox) create(ctx context.Context) error {
+	if err := sb.choose(ctx); err != nil {
+		return err
+	}
+	if err := sb.isolate(); err != nil {
+		return err
+	}
+	if err := sb.limit(); err != nil {
+		return err
+	}
+	stop := sb.warm()
+	defer stop()
+	if err := sb.parts(); err != nil {
+		return err
+	}
+	return sb.launch(ctx)
+}
+
+// choose settles the runtime and the image, which other steps depend on.
+func (sb *sandbox) choose(ctx context.Context) (err error) {
+	defer sb.clock.phase("choose")()
+	if sb.runtime, err = chooseRuntime(ctx, sb.Request.Runtime, sb.embedded, sb.Tools, sb.Host.RunDir); err != nil {
+		return err
+	}
+	if sb.image, err = openImage(sb.Host, sb.Request); err != nil {
+		return err
+	}
+	if sb.ids, err = takeIDBlock(sb.Host, sb.Request.ID); err != nil {
+		return err
+	}
+	sb.cpus, err = rootfs.AffinityCPUs(sb.Request.Limits.CPUs, sb.ids.slot)
+	if err != nil {
+		return Failed("no_cpus", "%w", err)
+	}
+	return nil
+}
+
+// limit makes the run's cgroup with every limit in force, before any process of the
+// sandbox exists.
+func (sb *sandbox) limit() (err error) {
+	defer sb.clock.phase("cgroup")()
+	l := cgroups.Limits{CPUs: sb.Request.Limits.CPUs, Memory: sb.Request.Limits.Memory, Pids: sb.Request.Limits.Pids + 1} // engine-init is the one more
+	if sb.isGVisor() {
+		// The host sees the Sentry's threads and one stub for each process inside.
+		// What the program may start is bounded inside, by RLIMIT_NPROC.
+		l.Pids = 2*sb.Request.Limits.Pids + sentryTasks
+		if sb.controls("cpuset") {
+			l.CPUSet = cpuList(sb.cpus)
+		}
+	}
+	sb.group, sb.unenforced, err = sb.Hierarchy.Create("run/"+sb.Request.ID, l)
+	if err != nil {
+		return Failed("no_cgroup", "%w", err)
+	}
+	if len(sb.unenforced) > 0 && !sb.Request.BestEffortLimits {
+		missing := sb.Hierarchy.Unsupported(sb.unenforced[0])
+		return Failed("no_limit", "cannot enforce limit=%s: %w", strings.Join(sb.unenforced, ","), missing)
+	}
+	return nil
+}
+
+// sentryTasks is room for gVisor's own threads: the Sentry's, the gofer's, and those
+// that Go adds while some of them block.
+const sentryTasks = 512
+
+// isGVisor reports whether the program runs on gVisor's kernel and not on the host's.
+func (sb *sandbox) isGVisor() bool { return sb.runtime.Info().Name == "runsc" }
+
+// controls reports whether the run's cgroup has all these controllers.
+func (sb *sandbox) controls(controllers ...string) bool {
+	for _, c := range controllers {
+		if !slices.Contains(sb.Hierarchy.Controllers, c) {
+			return false
+		}
+	}
+	return true
+}
+
+// warm shortens the wait of runtimes that move their first process into a cgroup,
+// which costs one RCU grace period: it pays for that period beside the other steps.
+func (sb *sandbox) warm() (stop func()) {
+	if sb.isGVisor() {
+		return func() {} // starts its processes inside their cgroup
+	}
+	done := make(chan struct{})
+	go sb.Hierarchy.Group(cgroups.Monitors).WarmMigration(done)
+	return sync.OnceFunc(func() { close(done) })
+}
+
+// parts makes, side by side, what does not depend on each other.
+func (sb *sandbox) parts() error {
+	steps := []struct {
+		name string
+		do   func() error
+	}{
+		{"netns", func() (err error) { sb.netns, err = netns.New(); return err }},
+		{"rootfs", sb.mountRoot},
+		{"files", sb.writeFiles},
+	}
+	errs := make([]error, len(steps))
+	var wg sync.WaitGroup
+	for i, s := range steps {
+		wg.Go(func() {
+			defer sb.clock.phase(s.name)()
+			errs[i] = s.do()
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return Failed("no_sandbox", "cannot build the sandbox of run=%s: %w", sb.Request.ID, err)
+	}
+	return nil
+}
+
+func (sb *sandbox) mountRoot() error {
+	layer, err := rootfs.EnsureLayer(sb.Host.RunDir, sb.Host.Init)
+	if err != nil {
+		return err
+	}
+	root := sb.dir("rootfs")
+	if err := os.Mkdir(root, 0o711); err != nil {
+		return err
+	}
+	return rootfs.Mount(layer, []string{sb.image.lower}, root)
+}
+
+// writeFiles makes the run's own small files and directories, and its pipes.
+func (sb *sandbox) writeFiles() (err error) {
+	for dir, mode := range map[string]os.FileMode{"proc": 0o711, "bundle": 0o700, "runtime": 0o700} {
+		if err := os.Mkdir(sb.dir(dir), mode); err != nil {
+			return err
+		}
+	}
+	if sb.binds, err = rootfs.ProcFiles(sb.dir("proc"), sb.cpus, sb.Request.Limits.Memory); err != nil {
+		return err
+	}
+	if sb.output, err = journal.CreateOutput(sb.record.OutputPath(), sb.Request.Limits.OutputKept); err != nil {
+		return err
+	}
+	sb.outputs, err = newOutputs(sb.output, sb.Request.Limits.OutputMax, sb.stdio[1], sb.stdio[2])
+	return err
+}
+
+// launch renders the bundle, starts it and waits for engine-init to be ready. The
+// job is sent at the same time: it waits in the socket.
+func (sb *sandbox) launch(ctx context.Context) error {
+	name := sb.runtime.Info().Name
+	spec, err := oci.Render(name, sb.intent())
+	if err != nil {
+		return Failed("no_bundle", "cannot render the bundle of run=%s: %w", sb.Request.ID, err)
+	}
+	if name != "embedded" {
+		if err := oci.WriteBundle(sb.dir("bundle"), spec); err != nil {
+			return Failed("no_bundle", "%w", err)
+		}
+	}
+	conn, theirs, err := initwire.Pair()
+	if err != nil {
+		return Failed("no_descriptors", "%w", err)
+	}
+	sb.guest = newGuest(conn)
+	stdin, err := feed(sb.stdio[0])
+	if err != nil {
+		theirs.Close()
+		return err
+	}
+	go sb.send(conn, stdin)
+	if err := sb.start(ctx, spec, theirs); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return Failed("no_start", "%w", err)
+	}
+	defer sb.clock.phase("ready")()
+	select {
+	case f, ok := <-sb.guest.frames:
+		if !ok || f.Type != initwire.Ready {
+			return Failed("no_start", "cannot start run=%s: engine-init ended before it was ready", sb.Request.ID)
+		}
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	sb.end.ready = bootNow()
+	return sb.record.Write(journal.Created, map[string]string{"runtime": name}, false)
+}
+
+// start lets the runtime make the container. It closes the guest's end of the socket,
+// which the container then holds alone.
+func (sb *sandbox) start(ctx context.Context, spec *specs.Spec, theirs *os.File) error {
+	defer sb.clock.phase("runtime")()
+	defer theirs.Close()
+	c := ociruntime.Container{
+		ID: sb.Request.ID, Bundle: sb.dir("bundle"), Spec: spec, StateDir: sb.dir("runtime"), Guest: theirs,
+	}
+	if sb.isGVisor() && !sb.controls("cpu", "cpuset", "io", "memory", "pids") {
+		group, _, err := sb.Hierarchy.Create("run/"+sb.Request.ID+"/ctr", cgroups.Limits{})
+		if err != nil {
+			return err
+		}
+		if c.Cgroup, err = group.Open(); err != nil {
+			return err
+		}
+		defer c.Cgroup.Close()
+	}
+	return sb.runtime.Start(ctx, c)
+}
+
+// send gives engine-init the job together with the far ends of the program's
+// streams, of which this process then keeps none. A job that does not arrive is
+// reported by engine-init, or by its end.
+func (sb *sandbox) send(conn *net.UnixConn, stdin *os.File) {
+	job := sb.job()
+	initwire.Send(conn, job, stdin, sb.outputs.pumps[0].write, sb.outputs.pumps[1].write)
+	stdin.Close()
+	sb.outputs.closeWriters()
+	sb.outputs.start()
+	for _, s := range sb.Secrets {
+		clear(s.Value)
+	}
+}
+
+// guest is engine-init, at the other end of its socket.
+type guest struct {
+	conn   *net.UnixConn
+	frames chan initwire.Frame // closed when the sandbox is gone
+}
+
+func newGuest(conn *net.UnixConn) *guest {
+	g := &guest{conn: conn, frames: make(chan initwire.Frame, 8)}
+	go func() {
+		defer close(g.frames)
+		for {
+			f, err := initwire.ReadFrame(conn)
+			if err != nil {
+				return // gone, or not engine-init any more: either way it is to be killed
+			}
+			g.frames <- f
+		}
+	}()
+	return g
+}

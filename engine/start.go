@@ -1,0 +1,208 @@
+package engine
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/direct-oci/engine/cgroups"
+	"github.com/direct-oci/engine/engine/journal"
+)
+
+// Stdio is what the program's standard streams are joined to. A nil file is
+// /dev/null. The files stay the caller's.
+type Stdio struct {
+	In, Out, Err *os.File
+}
+
+// hello is the first message on the control socket: all that a monitor knows.
+type hello struct {
+	Host      Host              `json:"host"`
+	Hierarchy cgroups.Hierarchy `json:"hierarchy"`
+	Request   Request           `json:"request"`
+	Secrets   []Secret          `json:"secrets"`
+	Tools     []string          `json:"tools"` // where runtimes are looked for first
+	StartedAt int64             `json:"startedAt"`
+}
+
+// message is every later one, in both directions.
+type message struct {
+	Cancel bool `json:"cancel,omitempty"` // caller: end the run
+	Done   bool `json:"done,omitempty"`   // monitor: the result is on record and the output passed on
+}
+
+// Descriptors a monitor inherits.
+const (
+	controlFD = 3
+	lockFD    = 4
+)
+
+// Run is a run that this process started and follows. Its monitor lives on when
+// this process dies.
+type Run struct {
+	host    Host
+	id      string
+	control *net.UnixConn
+	monitor *exec.Cmd
+}
+
+// Start starts one run and returns once its monitor has taken it over. Every error
+// is an *Error; after one, no sandbox exists, though the run may be on record.
+//
+// The monitor is started at once and the request is put on record while its program
+// loads; it does nothing before it is told the request, which happens after that
+// record has reached the disk.
+func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio Stdio) (*Run, error) {
+	startedAt := bootNow()
+	for _, s := range secrets {
+		req.SecretNames = append(req.SecretNames, s.Name)
+		if len(s.Value) > maxSecret {
+			return nil, Refused("bad_secret", "cannot accept secret=%s: more than %d bytes", s.Name, maxSecret)
+		}
+	}
+	if err := req.Validate(); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, Refused("cancelled", "cannot start a run: %w", err)
+	}
+	if os.Geteuid() != 0 {
+		return nil, Failed("not_root", "cannot start a run as uid=%d: the engine needs root", os.Geteuid()).WithFix("run it with sudo")
+	}
+	h, err := h.resolved()
+	if err != nil {
+		return nil, err
+	}
+	if err := h.prepare(); err != nil {
+		return nil, err
+	}
+	hierarchy, err := cgroups.Open(h.CgroupRoot)
+	if err != nil {
+		return nil, Failed("no_cgroup", "%w", err)
+	}
+	if req.ID == "" {
+		req.ID = journal.NewID()
+	}
+	record, err := journal.Create(h.StateDir, req.ID)
+	if errors.Is(err, journal.ErrExists) {
+		return nil, Refused("exists", "cannot start run=%s: there is one on record", req.ID).WithFix("choose another id, or see engine inspect " + req.ID)
+	} else if err != nil {
+		return nil, Failed("no_record", "%w", err)
+	}
+	r := &Run{host: h, id: req.ID}
+	if err := r.handOver(record, hello{h, hierarchy, req, secrets, toolDirs(), startedAt}, stdio); err != nil {
+		record.Close()
+		return nil, errors.Join(err, journal.Remove(h.StateDir, req.ID))
+	}
+	record.Close()
+	return r, nil
+}
+
+// handOver gives the run to a monitor. After an error nothing has been started.
+func (r *Run) handOver(record *journal.Run, h hello, stdio Stdio) error {
+	if err := r.spawn(h.Hierarchy, record.Lock(), stdio); err != nil {
+		return err
+	}
+	err := record.Write(journal.Intent, h.Request, true)
+	if err == nil {
+		err = json.NewEncoder(r.control).Encode(h)
+	}
+	if err != nil {
+		r.control.Close() // a monitor that was told nothing ends
+		r.monitor.Wait()
+		return Failed("no_record", "cannot hand over run=%s: %w", r.id, err)
+	}
+	return nil
+}
+
+// spawn starts the monitor: a session, a mount namespace and a cgroup of its own, no
+// environment, and the caller's standard streams.
+func (r *Run) spawn(hierarchy cgroups.Hierarchy, lock *os.File, stdio Stdio) error {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return Failed("no_descriptors", "cannot make a control socket: %w", err)
+	}
+	theirs := os.NewFile(uintptr(fds[1]), "control")
+	defer theirs.Close()
+	ours := os.NewFile(uintptr(fds[0]), "control")
+	defer ours.Close()
+	conn, err := net.FileConn(ours)
+	if err != nil {
+		return Failed("no_descriptors", "cannot use the control socket: %w", err)
+	}
+	r.control = conn.(*net.UnixConn)
+	cgroup, err := hierarchy.Group(cgroups.Monitors).Open()
+	if err != nil {
+		return Failed("no_cgroup", "%w", err)
+	}
+	defer cgroup.Close()
+	cmd := &exec.Cmd{
+		Path:       r.host.Monitor,
+		Args:       []string{"engine-monitor", r.id},
+		Env:        []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GOTRACEBACK=none"},
+		Dir:        "/",
+		ExtraFiles: []*os.File{theirs, lock},
+		SysProcAttr: &syscall.SysProcAttr{
+			Setsid:      true,
+			Cloneflags:  unix.CLONE_NEWNS,
+			UseCgroupFD: true,
+			CgroupFD:    int(cgroup.Fd()),
+		},
+	}
+	// A nil *os.File in an interface is not nil.
+	if stdio.In != nil {
+		cmd.Stdin = stdio.In
+	}
+	if stdio.Out != nil {
+		cmd.Stdout = stdio.Out
+	}
+	if stdio.Err != nil {
+		cmd.Stderr = stdio.Err
+	}
+	if err := cmd.Start(); err != nil {
+		r.control.Close()
+		return Failed("no_monitor", "cannot start monitor=%s: %w", r.host.Monitor, err)
+	}
+	r.monitor = cmd
+	return nil
+}
+
+// ID is the run's id.
+func (r *Run) ID() string { return r.id }
+
+// Cancel asks the monitor to end the run, with reason cancelled. Idempotent; it
+// does not wait, and a run that has ended stays as it was.
+func (r *Run) Cancel() {
+	// A monitor that is gone, or that does not read, has nothing left to cancel.
+	r.control.SetWriteDeadline(time.Now().Add(time.Second))
+	json.NewEncoder(r.control).Encode(message{Cancel: true})
+}
+
+// Wait returns the result once it is on record and all output was passed on. A
+// monitor that died first makes the run lost: its sandbox is ended here and now.
+func (r *Run) Wait() (Result, error) {
+	defer r.control.Close()
+	var m message
+	if err := json.NewDecoder(r.control).Decode(&m); err != nil || !m.Done {
+		// The monitor is gone, so nothing can hold up what is left of it.
+		r.monitor.Wait()
+		if _, err := r.host.GC(context.Background(), false); err != nil {
+			return Result{}, err
+		}
+	}
+	rec, err := r.host.Load(r.id)
+	if err != nil {
+		return Result{}, err
+	}
+	if rec.Result == nil {
+		return Result{}, Failed("lost", "cannot read the result of run=%s: its monitor left none", r.id)
+	}
+	return *rec.Result, nil
+}

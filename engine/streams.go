@@ -1,0 +1,241 @@
+package engine
+
+import (
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/direct-oci/engine/engine/journal"
+)
+
+const (
+	pipeSize  = 1 << 20   // of the program's stdout and stderr; two to three times the speed of 64 KiB
+	chunkSize = 256 << 10 // read at once
+)
+
+// outputs carries the program's stdout and stderr from their pipes to the record
+// and to the caller.
+//
+// While the program runs, a caller that reads slowly slows the program, as any pipe
+// would. Once the sandbox is dead, drain takes what is still in the pipes into
+// memory (no more than their size), so that a slow caller holds up nothing but the
+// last of its own data.
+type outputs struct {
+	record   *journal.OutputWriter
+	max      int64         // bytes of both streams, 0: any
+	over     chan struct{} // closed when max is passed
+	overOnce sync.Once
+	total    atomic.Int64
+	first    atomic.Int64 // CLOCK_BOOTTIME of the first byte, 0: none yet
+	dead     chan struct{}
+	pumps    [2]*pump
+}
+
+// pump is one stream. Three buffers go round between its reader and its forwarder.
+type pump struct {
+	read    *os.File // of the pipe
+	write   *os.File // closed once the sandbox holds its own copy
+	sink    int      // the caller's descriptor
+	bytes   atomic.Int64
+	failed  error // of the record; read after done
+	queue   chan []byte
+	free    chan []byte
+	late    [][]byte      // read after the sandbox had died; read after queue is closed
+	done    chan struct{} // everything was read
+	flushed chan struct{} // everything was passed on
+}
+
+const pumpBuffers = 3
+
+// newOutputs makes the pipes. The sinks are descriptors of the caller's stdout and
+// stderr, which are written to and never closed here.
+func newOutputs(record *journal.OutputWriter, max int64, stdout, stderr int) (*outputs, error) {
+	o := &outputs{record: record, max: max, over: make(chan struct{}), dead: make(chan struct{})}
+	for i, sink := range []int{stdout, stderr} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return nil, Failed("no_descriptors", "cannot make a pipe for output: %w", err)
+		}
+		// A kernel that refuses (pipe-user-pages-soft) leaves a smaller, slower pipe.
+		unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, pipeSize)
+		p := &pump{
+			read: r, write: w, sink: sink,
+			queue: make(chan []byte, 1), free: make(chan []byte, pumpBuffers),
+			done: make(chan struct{}), flushed: make(chan struct{}),
+		}
+		for range pumpBuffers {
+			p.free <- nil
+		}
+		o.pumps[i] = p
+	}
+	return o, nil
+}
+
+// start begins to carry.
+func (o *outputs) start() {
+	for i, p := range o.pumps {
+		go o.carry(journal.Stream(i+1), p)
+		go p.forward()
+	}
+}
+
+// closeWriters drops the engine's copies of the write ends, so that the pipes end
+// with the program.
+func (o *outputs) closeWriters() {
+	for _, p := range o.pumps {
+		p.write.Close()
+	}
+}
+
+// carry reads one stream to its end. It never waits for the caller once the
+// sandbox is dead.
+func (o *outputs) carry(stream journal.Stream, p *pump) {
+	defer close(p.done)
+	defer close(p.queue)
+	defer p.read.Close()
+	for {
+		buf := o.buffer(p)
+		n, err := p.read.Read(buf)
+		if n > 0 {
+			o.count(p, int64(n))
+			if e := o.record.Append(stream, buf[:n]); e != nil && p.failed == nil {
+				p.failed = e
+			}
+			o.pass(p, buf[:n])
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// buffer waits for the forwarder to hand one back, unless nobody may be waited for.
+func (o *outputs) buffer(p *pump) []byte {
+	var buf []byte
+	select {
+	case buf = <-p.free:
+	case <-o.dead:
+	}
+	if buf == nil {
+		buf = make([]byte, chunkSize)
+	}
+	return buf[:chunkSize]
+}
+
+// pass hands a chunk to the forwarder, in order.
+func (o *outputs) pass(p *pump, chunk []byte) {
+	if len(p.late) == 0 {
+		select {
+		case p.queue <- chunk:
+			return
+		case <-o.dead:
+		}
+	}
+	p.late = append(p.late, chunk)
+}
+
+func (o *outputs) count(p *pump, n int64) {
+	if o.first.Load() == 0 {
+		o.first.CompareAndSwap(0, bootNow())
+	}
+	p.bytes.Add(n)
+	if total := o.total.Add(n); o.max > 0 && total > o.max {
+		o.overOnce.Do(func() { close(o.over) })
+	}
+}
+
+// forward passes one stream on. A caller that is gone stops it; the stream is still
+// read and recorded.
+func (p *pump) forward() {
+	defer close(p.flushed)
+	gone := false
+	for chunk := range p.queue {
+		gone = gone || writeAll(p.sink, chunk) != nil
+		p.free <- chunk[:0:cap(chunk)]
+	}
+	for _, chunk := range p.late {
+		gone = gone || writeAll(p.sink, chunk) != nil
+	}
+}
+
+// writeAll writes to a descriptor that belongs to somebody else as well, so its
+// blocking mode is left as it is, and a caller that does not read may hold it up
+// for ever.
+func writeAll(fd int, data []byte) error {
+	for len(data) > 0 {
+		n, err := unix.Write(fd, data)
+		switch err {
+		case nil:
+			data = data[n:]
+		case unix.EINTR:
+		case unix.EAGAIN:
+			if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}, -1); err != nil && err != unix.EINTR {
+				return err
+			}
+		default:
+			return err
+		}
+	}
+	return nil
+}
+
+// drain is called when no process of the sandbox is left: what the pipes still hold
+// is read and recorded within bound. It reports whether everything was.
+func (o *outputs) drain(bound time.Duration) bool {
+	close(o.dead)
+	limit := time.After(bound)
+	for _, p := range o.pumps {
+		select {
+		case <-p.done:
+		case <-limit:
+			return false
+		}
+	}
+	return true
+}
+
+// flush waits until the caller has been given everything, until gone is closed, or
+// until limit, which may be nil.
+func (o *outputs) flush(gone <-chan struct{}, limit <-chan time.Time) {
+	for _, p := range o.pumps {
+		select {
+		case <-p.flushed:
+		case <-gone:
+			return
+		case <-limit:
+			return
+		}
+	}
+}
+
+// feed copies the caller's standard input into the program's, at the program's pace,
+// until either ends. It returns the end of the pipe that the program reads.
+func feed(from int) (*os.File, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, Failed("no_descriptors", "cannot make a pipe for input: %w", err)
+	}
+	go func() {
+		defer w.Close()
+		buf := make([]byte, 64<<10)
+		for {
+			n, err := unix.Read(from, buf)
+			switch {
+			case err == unix.EINTR:
+				continue
+			case err == unix.EAGAIN:
+				unix.Poll([]unix.PollFd{{Fd: int32(from), Events: unix.POLLIN}}, -1)
+				continue
+			case err != nil || n == 0:
+				return
+			}
+			if _, err := w.Write(buf[:n]); err != nil {
+				return // the program does not read any more
+			}
+		}
+	}()
+	return r, nil
+}
