@@ -67,7 +67,7 @@ $(VM): | setup
 
 .PHONY: vm
 vm: export VM_CMD = $(value CMD)
-vm: $(VM) ## run a command as root in the test machine, bin/ on PATH: make vm CMD='runc --version'
+vm: build tools $(VM) ## run a command as root in the test machine, bin/ on PATH: make vm CMD='runc --version'
 	@$(VM) run $(VMFLAGS) -- "$$VM_CMD"
 
 .PHONY: test

@@ -34,26 +34,15 @@ func TestBareRuntimes(t *testing.T) {
 // runBundle runs a shell command in a container of nothing but busybox.
 func runBundle(t *testing.T, runtime string, memory int64, command string) (output string, status int) {
 	t.Helper()
-	dir := t.TempDir()
-	bin := filepath.Join(dir, "rootfs/bin")
-	if err := os.MkdirAll(bin, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	busybox, err := os.ReadFile("/bin/busybox")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(bin, "busybox"), busybox, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	root := testenv.CopyOfRoot(t)
 	for _, point := range []string{"proc", "dev"} {
-		if err := os.Mkdir(filepath.Join(dir, "rootfs", point), 0o755); err != nil {
+		if err := os.Mkdir(filepath.Join(root, point), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	spec := specs.Spec{
 		Version: "1.0.2", // what the oldest of the runtimes accepts
-		Root:    &specs.Root{Path: "rootfs"},
+		Root:    &specs.Root{Path: root},
 		Process: &specs.Process{Args: []string{"/bin/busybox", "sh", "-c", command}, Env: []string{"PATH=/bin"}, Cwd: "/"},
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc"},
@@ -70,6 +59,7 @@ func runBundle(t *testing.T, runtime string, memory int64, command string) (outp
 	if err != nil {
 		t.Fatal(err)
 	}
+	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "config.json"), config, 0o644); err != nil {
 		t.Fatal(err)
 	}
