@@ -21,8 +21,8 @@ STATIC_CGO := -linkmode external -extldflags "-static -Wl,--build-id=none"
 # The version of gVisor's commit pinned in integration/tools/runsc/go.mod.
 RUNSC_VERSION = $(shell sed -n 's/.*gvisor.dev\/gvisor v[0-9.]*-\([0-9]\{8\}\)[0-9]*-\([0-9a-f]*\).*/release-\1-\2/p' integration/tools/runsc/go.mod)
 
-# Packages whose tests need root or a kernel of their own run in the test machine.
-VM_TESTS ?= ./cgroups/... ./netns/... ./rootfs/... ./engine/... ./integration ./integration/testenv
+# Where the tests meet the kernel: these run in the test machine.
+VM_TESTS ?= ./cgroups ./netns ./rootfs ./integration ./integration/testenv
 VM := build/vm/vm
 LINT := build/lint
 
@@ -67,7 +67,7 @@ $(VM): | setup
 
 .PHONY: vm
 vm: export VM_CMD = $(value CMD)
-vm: $(VM) ## run a command as root in the test machine, bin/ on PATH: make vm CMD='runc --version'
+vm: build tools $(VM) ## run a command as root in the test machine, bin/ on PATH: make vm CMD='runc --version'
 	@$(VM) run $(VMFLAGS) -- "$$VM_CMD"
 
 .PHONY: test
