@@ -5,7 +5,7 @@
 // "engine" in the cgroup2 mount:
 //
 //	engine/            no processes of its own
-//	  mon/<id>         the monitor of a run, outside of what the run's limits kill
+//	  mon              the monitors, outside of what a run's limits kill
 //	  run/<id>         the run: its limits, its usage, its end
 //	    ctr            the leaf that the OCI runtime makes
 //
@@ -163,7 +163,7 @@ func (h Hierarchy) Group(group string) Group {
 	return Group{Dir: filepath.Join(h.Root, filepath.Join("/", group))}
 }
 
-// List returns the names of the groups below parent, "run" or "mon", sorted.
+// List returns the names of the groups below parent, "run", sorted.
 func (h Hierarchy) List(parent string) ([]string, error) {
 	return children(h.Group(parent).Dir)
 }

@@ -82,6 +82,13 @@ func (h Hierarchy) Unsupported(limit string) *UnsupportedError {
 			return e
 		}
 	}
+	dir := filepath.Join(h.Root, runs)
+	if limit == "memory" && !exists(filepath.Join(dir, "memory.swap.max")) && !noSwap() {
+		return &UnsupportedError{
+			Feature: "limit of swap", Where: dir,
+			Fix: "turn swap off (swapoff -a), or boot with swapaccount=1",
+		}
+	}
 	return nil
 }
 

@@ -135,11 +135,9 @@ func runAndCheck(m *testing.M) int {
 	control := mount + "/cgroup.subtree_control"
 	before, _ := readFields(control)
 	code := m.Run()
-	for _, parent := range []string{runs, Monitors} {
-		if names, _ := children(dir + "/" + parent); len(names) > 0 {
-			fmt.Fprintf(os.Stderr, "tests left the cgroups %v in %s/%s\n", names, dir, parent)
-			code = 1
-		}
+	if names, _ := children(dir + "/" + runs); len(names) > 0 {
+		fmt.Fprintf(os.Stderr, "tests left the cgroups %v in %s/%s\n", names, dir, runs)
+		code = 1
 	}
 	if err := (Group{Dir: dir}).Remove(); err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -20,7 +20,6 @@ type Limits struct {
 	Memory int64   // bytes, rounded down to whole pages; none of it in swap; reaching it kills the whole group
 	Pids   int64   // processes and threads
 	CPUSet string  // CPUs it may run on, "0-3,6"
-	Leaf   bool    // no groups below; otherwise four, two deep, for an OCI runtime
 }
 
 // cpuPeriod is the time over which a CPU quota holds, in µs: the kernel's default.
@@ -102,13 +101,9 @@ type setting struct {
 // settings is the whole of l as files, apart from hugetlb, whose files depend on
 // the machine. Same limits, same settings.
 func (l Limits) settings() []setting {
-	depth, descendants := "2", "4"
-	if l.Leaf {
-		depth, descendants = "0", "0"
-	}
-	s := []setting{
-		{file: "cgroup.max.depth", value: depth, same: equal},
-		{file: "cgroup.max.descendants", value: descendants, same: equal},
+	s := []setting{ // an OCI runtime makes a group below, some make one more in it
+		{file: "cgroup.max.depth", value: "2", same: equal},
+		{file: "cgroup.max.descendants", value: "4", same: equal},
 	}
 	if l.Memory > 0 {
 		s = append(s,

@@ -64,12 +64,9 @@ func TestMemoryLimitKillsTheGroup(t *testing.T) {
 			t.Errorf("a process ended with %v, want SIGKILL", err)
 		}
 	}
-	if n, ok := g.OOM(); n < 2 || !ok {
-		t.Errorf("OOM = %d, %v, want 2 or more", n, ok)
-	}
 	u, err := g.ReadUsage()
-	if err != nil || u.OOMKills == nil || *u.OOMKills < 2 || u.OOMGroupKills == nil || *u.OOMGroupKills != 1 {
-		t.Errorf("usage after the kill: %+v, %v", u, err)
+	if err != nil || u.OOMKills == nil || *u.OOMKills < 2 {
+		t.Errorf("usage after the kill: %+v, %v, want 2 kills or more", u, err)
 	}
 	if u.MemoryPeak == nil {
 		t.Fatal("peak memory is unknown")

@@ -126,8 +126,11 @@ func (sb *sandbox) limit() (err error) {
 		return Failed("no_cgroup", "%w", err)
 	}
 	if len(sb.unenforced) > 0 && !sb.Request.BestEffortLimits {
-		missing := sb.Hierarchy.Unsupported(sb.unenforced[0])
-		return Failed("no_limit", "cannot enforce limit=%s: %w", strings.Join(sb.unenforced, ","), missing)
+		names := strings.Join(sb.unenforced, ",")
+		if missing := sb.Hierarchy.Unsupported(sb.unenforced[0]); missing != nil {
+			return Failed("no_limit", "cannot enforce limit=%s: %w", names, missing)
+		}
+		return Failed("no_limit", "cannot enforce limit=%s: its controller was missing a moment ago", names).WithFix("try again")
 	}
 	return nil
 }
