@@ -128,7 +128,7 @@ func (a *app) tryRun(ctx context.Context, root, runtime string) doctor.Finding {
 		f.Found, f.Fix = message, fix
 	default:
 		f.Status, f.Found = doctor.OK, fmt.Sprintf("%.0f ms", res.Timing.TotalMs)
-		if err := a.host.Remove(res.ID); err != nil {
+		if err := a.remove(ctx, res.ID); err != nil {
 			f.Status, f.Found, f.Why = doctor.Warn, asError(err).Message, "the record of this run is left"
 		}
 	}
