@@ -121,6 +121,18 @@ func (h Host) GC(ctx context.Context, dryRun bool) ([]GCAction, error) {
 	return actions, nil
 }
 
+// gcOne is GC for one run.
+func (h Host) gcOne(ctx context.Context, id string) error {
+	hierarchy, err := cgroups.Open(h.CgroupRoot)
+	if err == nil {
+		_, err = h.collect(ctx, hierarchy, id, false)
+	}
+	if err != nil {
+		return Failed("not_collected", "%w", err)
+	}
+	return nil
+}
+
 // known are the ids of all runs that have a record, a cgroup or a directory.
 func (h Host) known(hierarchy cgroups.Hierarchy) ([]string, error) {
 	entries, err := journal.List(h.StateDir)

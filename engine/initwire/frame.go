@@ -55,7 +55,7 @@ func name(n int64, kind string, names ...string) string {
 // Frame is one report of engine-init. Fields that its Type does not name are zero.
 type Frame struct {
 	Type FrameType
-	Time time.Duration // all: CLOCK_MONOTONIC when it was sent; only differences mean anything outside
+	Time time.Duration // all: CLOCK_MONOTONIC of what it reports; only differences mean anything outside
 
 	Pid    int            // Started: of the job, inside
 	Code   int            // Exited: 0 to 255, or -1 if a signal ended the job

@@ -3,6 +3,7 @@ package initwire
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -66,7 +67,7 @@ func TestCPUTimeIsReported(t *testing.T) {
 func script(t *testing.T, name, content string, mode os.FileMode) string {
 	t.Helper()
 	dir := t.TempDir()
-	for d := dir; d != os.TempDir(); d = parent(d) {
+	for d := dir; d != os.TempDir(); d = filepath.Dir(d) {
 		if err := os.Chmod(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -76,8 +77,6 @@ func script(t *testing.T, name, content string, mode os.FileMode) string {
 	}
 	return dir
 }
-
-func parent(dir string) string { return dir[:strings.LastIndexByte(dir, '/')] }
 
 func TestProgramLookup(t *testing.T) {
 	good := script(t, "tool", "#!/bin/busybox sh\necho good\n", 0o755)
@@ -186,18 +185,17 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
-// begin starts a script and returns once it has printed "ready".
+// begin starts a job and returns once it has written to its descriptor 0.
 func begin(t *testing.T, job Job) (*sandbox, *stdio) {
 	t.Helper()
 	s, streams := newSandbox(t), newStdio(t)
-	// Its own pipe for the mark, since streams collects the rest.
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer r.Close()
 	streams.job[0].Close()
-	streams.job[0] = w // the job writes its mark to descriptor 0
+	streams.job[0] = w
 	s.send(job, streams)
 	s.expect(Started)
 	r.SetReadDeadline(time.Now().Add(bound))

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -66,7 +67,7 @@ func TestMutatedJobs(t *testing.T) {
 
 func mutationRoot(t *testing.T) string {
 	root := t.TempDir()
-	for d := root; d != os.TempDir(); d = parent(d) {
+	for d := root; d != os.TempDir(); d = filepath.Dir(d) {
 		if err := os.Chmod(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
