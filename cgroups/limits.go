@@ -31,7 +31,8 @@ const minQuota = 1000
 
 // Create makes the group and sets its limits, each proved by reading back. An empty
 // group of that name, left by somebody, is replaced, so that the new one is not
-// charged for the old one's usage; a populated one is a *PopulatedError.
+// charged for the old one's usage and what is cloned into it does not fall to the
+// old one's kill; a populated one is a *PopulatedError.
 //
 // Limits that no controller enforces are not an error: they are returned in
 // unenforced by their public names "cpus", "cpuset", "memory", "pids", sorted, and the caller

@@ -153,15 +153,17 @@ func Unmount(target string) error {
 // copied from: no mount made in one of them then shows in the other. A new
 // namespace (CLONE_NEWNS) is not private by itself, and Go can only enter one by
 // being started in it, which is the parent's part. It refuses to work in the
-// namespace of the host's PID 1, where that one can be seen (a hardened host may
-// hide it).
+// namespace of the parent or of PID 1, as far as it may see theirs.
 func PrivateMounts() error {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
 		return fmt.Errorf("cannot read own mount namespace: %w", err)
 	}
-	if host, err := os.Readlink("/proc/1/ns/mnt"); err == nil && own == host {
-		return errors.New("internal error: the host's own mount namespace must not be made private")
+	for _, pid := range []int{1, os.Getppid()} {
+		// A process with more rights than this one hides its namespace.
+		if theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)); err == nil && theirs == own && pid != os.Getpid() {
+			return fmt.Errorf("internal error: the mount namespace is shared with pid=%d, and must not be made private", pid)
+		}
 	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("cannot make mounts private: %w", err)

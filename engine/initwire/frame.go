@@ -2,6 +2,7 @@ package initwire
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -76,8 +77,9 @@ const (
 // can have sent is an error, after which r is of no more use.
 func ReadFrame(r io.Reader) (Frame, error) {
 	var b [frameSize]byte
-	if _, err := io.ReadFull(r, b[:]); err != nil {
-		if err == io.EOF {
+	if n, err := io.ReadFull(r, b[:]); err != nil {
+		// The kernel says ECONNRESET when engine-init ended with a part of the job unread.
+		if n == 0 && (err == io.EOF || errors.Is(err, syscall.ECONNRESET)) {
 			return Frame{}, io.EOF
 		}
 		return Frame{}, fmt.Errorf("cannot read frame of engine-init: %w", err)

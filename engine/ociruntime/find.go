@@ -92,10 +92,10 @@ func Version(ctx context.Context, path, cacheDir string) (string, error) {
 		return "", fmt.Errorf("cannot ask runtime=%s for its version: it says %q", path, firstLine(string(text)))
 	}
 	if cacheDir != "" {
+		// Only a cache: when it cannot be written, the next call asks again.
 		tmp := fmt.Sprintf("%s.%d", cache, os.Getpid())
 		if err := os.WriteFile(tmp, []byte(version), 0o600); err == nil {
-			err = os.Rename(tmp, cache) // only a cache: the next call asks again
-			_ = err
+			os.Rename(tmp, cache)
 		}
 	}
 	return version, nil
@@ -161,6 +161,9 @@ func older(version string, major, minor, patch int) bool {
 	rest := version
 	for i, w := range want {
 		part, tail, _ := strings.Cut(rest, ".")
+		if part == "" && i > 0 {
+			part = "0" // "2.0" is 2.0.0
+		}
 		rest = tail
 		digits := part[:len(part)-len(strings.TrimLeft(part, "0123456789"))]
 		n, err := strconv.Atoi(digits)

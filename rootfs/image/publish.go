@@ -189,11 +189,11 @@ func (i Image) Hold() (*os.File, error) {
 // none, and *HeldError while a run holds it. The name is free as soon as the image
 // is renamed away; when deleting its files fails then, the next import goes on.
 func (s Store) Remove(name string) error {
-	img, err := s.Open(name)
+	name, err := canonicalName(name) // and no more: what cannot be read can still be removed
 	if err != nil {
 		return err
 	}
-	w, err := s.retire(img)
+	w, err := s.retire(name)
 	if err != nil {
 		return err
 	}
@@ -201,21 +201,24 @@ func (s Store) Remove(name string) error {
 }
 
 // retire takes the image's name away and returns what is left to be deleted.
-func (s Store) retire(img Image) (*work, error) {
+func (s Store) retire(name string) (*work, error) {
+	path := s.path(name)
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return nil, &NotFoundError{Name: name} // without making a store for it
+	}
 	store, err := s.lockStore()
 	if err != nil {
 		return nil, err
 	}
 	defer store.Close()
-	path := s.path(img.Name)
 	lock, err := takeLock(filepath.Join(path, lockFile), 0, unix.LOCK_EX|unix.LOCK_NB)
 	switch {
 	case errors.Is(err, unix.EWOULDBLOCK):
-		return nil, &HeldError{Name: img.Name}
+		return nil, &HeldError{Name: name}
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, &NotFoundError{Name: img.Name}
+		return nil, &NotFoundError{Name: name}
 	case err != nil:
-		return nil, fmt.Errorf("cannot remove image=%s: %w", img.Name, err)
+		return nil, fmt.Errorf("cannot remove image=%s: %w", name, err)
 	}
 	temp, err := os.MkdirTemp(s.Dir, tempPrefix)
 	if err == nil {
@@ -225,7 +228,7 @@ func (s Store) retire(img Image) (*work, error) {
 		err = syncDir(s.Dir)
 	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("cannot remove image=%s: %w", img.Name, err), lock.Close())
+		return nil, errors.Join(fmt.Errorf("cannot remove image=%s: %w", name, err), lock.Close())
 	}
 	return &work{dir: temp, lock: lock}, nil
 }

@@ -196,7 +196,7 @@ func (s Store) unpack(t *tree, source *os.File, src string) (string, error) {
 func sourceError(src string, err error) error {
 	var entry *EntryError
 	var limit *LimitError
-	if err == nil || errors.As(err, &entry) || errors.As(err, &limit) || errors.Is(err, context.Canceled) {
+	if err == nil || errors.As(err, &entry) || errors.As(err, &limit) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return err
 	}
 	why := err.Error()

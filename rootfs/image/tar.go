@@ -20,6 +20,7 @@ const (
 	maxWindow = 128 << 20 // bytes of history a decompressor may ask for: zstd --long=27, xz -9 takes 64 MiB
 	// maxOverhead is what an archive may hold besides the content of its files.
 	maxOverhead = 4 << 30
+	blockSize   = 512 // of tar; the end mark is two of them, and one is accepted
 	xattrRecord = "SCHILY.xattr."
 )
 
@@ -34,19 +35,25 @@ func importTar(t *tree, src io.Reader) (kind string, err error) {
 	if limit < 0 {
 		limit = t.maxBytes
 	}
-	r := tar.NewReader(&boundedReader{r: stream, left: limit, limit: limit})
+	in := &boundedReader{r: stream, left: limit, limit: limit}
+	r := tar.NewReader(in)
 	for {
+		before := in.left
 		h, err := r.Next()
-		if errors.Is(err, io.EOF) {
-			if t.counts.Entries == 0 {
-				return kind, errors.New("it is not a tar archive, or an empty one")
-			}
+		switch {
+		case errors.Is(err, io.EOF) && t.counts.Entries == 0:
+			return kind, errors.New("it is not a tar archive, or an empty one")
+		case errors.Is(err, io.EOF) && before-in.left < blockSize:
+			return kind, io.ErrUnexpectedEOF // no more than padding came: the end mark is missing
+		case errors.Is(err, io.EOF):
 			return kind, nil
-		}
-		if err != nil {
+		case err != nil:
 			return kind, err
 		}
 		if err := putHeader(t, h, r); err != nil {
+			return kind, err
+		}
+		if _, err := io.Copy(io.Discard, r); err != nil { // content of what was left out
 			return kind, err
 		}
 	}

@@ -219,11 +219,11 @@ func (t *tree) makeRoom(dir *os.File, base string, e entry) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR && e.kind == unix.S_IFDIR {
+		return true, nil
+	}
 	t.counts.Replaced++
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-		if e.kind == unix.S_IFDIR {
-			return true, nil
-		}
 		return false, unix.Unlinkat(int(dir.Fd()), base, unix.AT_REMOVEDIR)
 	}
 	return false, unix.Unlinkat(int(dir.Fd()), base, 0)

@@ -1,0 +1,128 @@
+package engine
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+)
+
+func validRequest() Request {
+	return Request{Runtime: "auto", Image: "x", Command: []string{"true"}, UID: 1, GID: 1, Network: "none", Limits: DefaultLimits()}
+}
+
+func TestValidateRefusesWithTheRequestsClass(t *testing.T) {
+	if err := validRequest().Validate(); err != nil {
+		t.Fatalf("a plain request is refused: %v", err)
+	}
+	tests := []struct {
+		name string
+		kind string
+		edit func(*Request)
+	}{
+		{"an id of another form", "bad_id", func(r *Request) { r.ID = "../../etc/passwd" }},
+		{"a runtime nobody knows", "bad_runtime", func(r *Request) { r.Runtime = "docker" }},
+		{"neither image nor directory", "bad_root", func(r *Request) { r.Image = "" }},
+		{"both image and directory", "bad_root", func(r *Request) { r.Rootfs = "/x" }},
+		{"the host's own root", "bad_root", func(r *Request) { r.Image, r.Rootfs = "", "/../" }},
+		{"a relative directory", "bad_root", func(r *Request) { r.Image, r.Rootfs = "", "root" }},
+		{"a network that is not there", "bad_network", func(r *Request) { r.Network = "internet" }},
+		{"no command", "bad_command", func(r *Request) { r.Command = nil }},
+		{"an empty command", "bad_command", func(r *Request) { r.Command = []string{""} }},
+		{"a NUL in an argument", "bad_command", func(r *Request) { r.Command = []string{"a", "b\x00c"} }},
+		{"a command of two megabytes", "bad_command", func(r *Request) { r.Command = []string{strings.Repeat("x", 2<<20)} }},
+		{"an environment of two megabytes", "bad_env", func(r *Request) { r.Env = []string{"A=" + strings.Repeat("x", 2<<20)} }},
+		{"a variable without a value", "bad_env", func(r *Request) { r.Env = []string{"PATH"} }},
+		{"a variable whose name is a function", "bad_env", func(r *Request) { r.Env = []string{"BASH_FUNC_x%%=() { :; }"} }},
+		{"a secret whose name is a path", "bad_secret", func(r *Request) { r.SecretNames = []string{"../x"} }},
+		{"a working directory among descriptors", "bad_workdir", func(r *Request) { r.Workdir = "/proc/self/fd/7" }},
+		{"a working directory that gets there by dots", "bad_workdir", func(r *Request) { r.Workdir = "/tmp/../proc/1" }},
+		{"a relative working directory", "bad_workdir", func(r *Request) { r.Workdir = "work" }},
+		{"root", "bad_user", func(r *Request) { r.UID = 0 }},
+		{"root's group", "bad_user", func(r *Request) { r.GID = 0 }},
+		{"a uid outside the block", "bad_user", func(r *Request) { r.UID = 65536 }},
+		{"a label with a newline in its name", "bad_label", func(r *Request) { r.Labels = map[string]string{"a\nb": ""} }},
+		{"no cpu at all", "bad_limit", func(r *Request) { r.Limits.CPUs = 0 }},
+		{"memory below any program's need", "bad_limit", func(r *Request) { r.Limits.Memory = 4096 }},
+		{"no processes", "bad_limit", func(r *Request) { r.Limits.Pids = 0 }},
+		{"no time", "bad_limit", func(r *Request) { r.Limits.Timeout = 0 }},
+		{"time without end", "bad_limit", func(r *Request) { r.Limits.Timeout = 1000 * 24 * time.Hour }},
+		{"a tmpfs over devices", "bad_mount", func(r *Request) { r.Tmpfs = []Tmpfs{{"/dev/x", 1 << 20}} }},
+		{"a host name with a slash", "bad_hostname", func(r *Request) { r.Hostname = "a/b" }},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			r := validRequest()
+			tt.edit(&r)
+			err := r.Validate()
+			var e *Error
+			if !errors.As(err, &e) {
+				t.Fatalf("Validate() = %v, want a refusal of kind %s", err, tt.kind)
+			}
+			if e.Kind != tt.kind || e.Class != ClassRequest {
+				t.Errorf("refused as %s of class %s (%s), want %s of class request", e.Kind, e.Class, e.Message, tt.kind)
+			}
+		})
+	}
+}
+
+func TestExitStatus(t *testing.T) {
+	reason := func(r Reason) Result { var res Result; res.setReason(r); return res }
+	code, sig, odd := 7, "SIGSEGV", "SIG40"
+	exited, signalled, realtime := reason(ReasonExited), reason(ReasonSignal), reason(ReasonSignal)
+	exited.ExitCode, signalled.Signal, realtime.Signal = &code, &sig, &odd
+	tests := []struct {
+		name string
+		give Result
+		want int
+	}{
+		{"the program's own", exited, 7},
+		{"a signal", signalled, 128 + 11},
+		{"a signal without a name", realtime, 128 + 40},
+		{"the deadline", reason(ReasonTimeout), 124},
+		{"cancelled", reason(ReasonCancelled), 130},
+		{"out of memory", reason(ReasonOOM), 137},
+		{"too much output", reason(ReasonOutput), 153},
+		{"lost", reason(ReasonLost), 125},
+		{"interrupted", reason(ReasonInterrupted), 125},
+		{"the engine's failure", reason(ReasonInternal), 125},
+		{"refused", Result{Error: Refused("bad_user", "x")}, 125},
+		{"not found", Result{Error: Refused("command_not_found", "x")}, 127},
+		{"not executable", Result{Error: Refused("command_not_executable", "x")}, 126},
+	}
+	for _, tt := range tests {
+		if got := ExitStatus(tt.give); got != tt.want {
+			t.Errorf("exit status of %s = %d, want %d", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestErrorsLendTheirCause(t *testing.T) {
+	cause := Refused("inner", "inner").WithFix("do this")
+	got := Failed("outer", "cannot x: %w", cause)
+	if got.Fix != "do this" || !errors.Is(got, cause) {
+		t.Errorf("fix = %q, wraps its cause: %t; want the cause's fix, and that it is wrapped", got.Fix, errors.Is(got, cause))
+	}
+	if got := AsError(errors.New("x")); got.Class != ClassEngine || got.Kind != "internal" {
+		t.Errorf("a foreign error is %s of class %s, want internal of class engine", got.Kind, got.Class)
+	}
+}
+
+func TestEnvironLaterWins(t *testing.T) {
+	got := strings.Join(environ([]string{"A=1", "B=2"}, []string{"A=3", "C=4"}), " ")
+	if want := "A=3 B=2 C=4"; got != want {
+		t.Errorf("environ = %q, want %q", got, want)
+	}
+}
+
+// A value of one line is a variable, one of several lines a file that the variable
+// names.
+func TestSecretsOfSeveralLinesBecomeFiles(t *testing.T) {
+	env, files := secretEnv([]Secret{{"TOKEN", []byte("abc\n")}, {"KEY", []byte("-----BEGIN\nx\n")}})
+	if got, want := strings.Join(env, " "), "TOKEN=abc KEY=/run/secrets/KEY"; got != want {
+		t.Errorf("environment = %q, want %q", got, want)
+	}
+	if len(files) != 1 || files[0].Path != "/run/secrets/KEY" || string(files[0].Data) != "-----BEGIN\nx\n" {
+		t.Errorf("files = %v, want KEY alone with its value whole", files)
+	}
+}

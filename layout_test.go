@@ -1,0 +1,131 @@
+package engine_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/direct-oci/engine/"
+
+// allowed is the import table: each package, and those of ours that it may import.
+// Imports only go down this table. A package that is not in it, or that is in it and
+// gone, fails the test, so the table cannot rot.
+var allowed = map[string]struct {
+	imports []string
+	why     string
+}{
+	"cgroups":                  {nil, "a leaf: limits and usage, it knows no run"},
+	"netns":                    {nil, "a leaf: namespaces, it knows no run"},
+	"oci":                      {nil, "pure: the same input gives the same bytes on any machine"},
+	"rootfs":                   {nil, "a leaf: mounts, it knows no run"},
+	"rootfs/image":             {nil, "a leaf: the image store, it mounts nothing"},
+	"engine/journal":           {nil, "records hold what their callers say; it knows no run's meaning"},
+	"engine/initwire":          {nil, "the protocol with engine-init and nothing else"},
+	"engine/ociruntime":        {nil, "a runtime starts a bundle; who made it is not its matter"},
+	"engine/ociruntime/inproc": {[]string{"engine/ociruntime"}, "libcontainer needs cgo and must stay out of every other program"},
+	"engine": {[]string{"cgroups", "netns", "oci", "rootfs", "rootfs/image", "engine/journal", "engine/initwire", "engine/ociruntime"},
+		"one run from start to finish; it is told its embedded runtime and so needs no cgo"},
+	"engine/doctor":      {[]string{"cgroups", "rootfs", "engine", "engine/ociruntime"}, "looks at the host as a run would"},
+	"cmd/engine":         {[]string{"cgroups", "engine", "engine/doctor", "engine/journal", "oci", "rootfs/image"}, "an edge: words to values and back, no policy"},
+	"cmd/engine-monitor": {[]string{"engine", "engine/ociruntime/inproc"}, "the only program that links libcontainer"},
+}
+
+// exempt are folders of tests and tools, which may import what they test.
+var exempt = []string{"integration", "examples", "hack"}
+
+type pkg struct {
+	ImportPath string
+	Imports    []string
+	Deps       []string
+	Doc        string
+}
+
+func packages(t *testing.T) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-deps=false", "-json=ImportPath,Imports,Deps,Doc", "./...")
+	cmd.Env = append(cmd.Environ(), "CGO_ENABLED=1")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("cannot list packages: %v", err)
+	}
+	var list []pkg
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		if err := dec.Decode(&p); err == io.EOF {
+			return list
+		} else if err != nil {
+			t.Fatalf("cannot read the list of packages: %v", err)
+		}
+		list = append(list, p)
+	}
+}
+
+func ours(path string) (string, bool) { return strings.CutPrefix(path, module) }
+
+func isExempt(name string) bool {
+	for _, dir := range exempt {
+		if name == dir || strings.HasPrefix(name, dir+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+func TestImportsOnlyGoDown(t *testing.T) {
+	seen := map[string]bool{}
+	for _, p := range packages(t) {
+		name, ok := ours(p.ImportPath)
+		if !ok || isExempt(name) {
+			continue
+		}
+		row, ok := allowed[name]
+		if !ok {
+			t.Errorf("package %s is not in the import table: add it to layout_test.go with what it may import, and why", name)
+			continue
+		}
+		seen[name] = true
+		for _, imp := range p.Imports {
+			dep, ok := ours(imp)
+			if ok && !slices.Contains(row.imports, dep) {
+				t.Errorf("package %s must not import %s: %s", name, dep, row.why)
+			}
+		}
+	}
+	for name := range allowed {
+		if !seen[name] {
+			t.Errorf("the import table has %s, which does not exist any more", name)
+		}
+	}
+}
+
+// TestOnlyTheMonitorNeedsCgo keeps the command line lean and static.
+func TestOnlyTheMonitorNeedsCgo(t *testing.T) {
+	heavy := []string{"github.com/opencontainers/runc", "net/http", "google.golang.org/grpc", "k8s.io", "cloud.google.com"}
+	for _, p := range packages(t) {
+		name, ok := ours(p.ImportPath)
+		if !ok || name != "cmd/engine" {
+			continue
+		}
+		for _, dep := range p.Deps {
+			for _, h := range heavy {
+				if dep == h || strings.HasPrefix(dep, h+"/") {
+					t.Errorf("cmd/engine links %s: every command line start would pay for it", dep)
+				}
+			}
+		}
+	}
+}
+
+// TestEveryPackageHasADoc wants one sentence at least that says what a package is.
+func TestEveryPackageHasADoc(t *testing.T) {
+	for _, p := range packages(t) {
+		if name, ok := ours(p.ImportPath); ok && p.Doc == "" {
+			t.Errorf("package %s has no doc comment", name)
+		}
+	}
+}
