@@ -22,8 +22,8 @@ if qualifies; then
 	exec build/demo/demo
 fi
 
-echo "demo: this host has no pure cgroup v2, so this runs in the test machine, an emulated"
-echo "      one: expect the right results and the wrong speed"
+echo "demo: this host has no pure cgroup v2, so the programs run in the test machine. Where it"
+echo "      is emulated that takes minutes: the results are right, the times are not the engine's"
 disk=build/demo/state.ext4
 if [ ! -e "$disk" ] || [ build/demo/key -nt "$disk" ]; then
 	rm -f "$disk"

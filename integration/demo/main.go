@@ -102,10 +102,11 @@ func demo(engine, stateDir, orders string) error {
 	head, _, _ := strings.Cut(outcomes[0].result.Stdout, `"months"`)
 	fmt.Printf("\n%s...\n\n", head)
 	printTable(os.Stdout, outcomes)
+	fmt.Println()
 	if err := check(outcomes); err != nil {
 		return err
 	}
-	fmt.Printf("\nAll %d summaries are the same %d bytes, and every line above was measured.\n", len(outcomes), len(outcomes[0].result.Stdout))
+	fmt.Printf("All %d summaries are the same %d bytes, and each promise above was measured and kept.\n", len(outcomes), len(outcomes[0].result.Stdout))
 	return nil
 }
 

@@ -30,6 +30,10 @@ var sections = []struct {
 	title string
 	rows  []row
 }{
+	{"RUNTIME", []row{
+		{"version", func(o outcome) string { return shortVersion(o.result.Runtime.Version) }, nil},
+		{"kernel seen inside", inside("kernel"), nil},
+	}},
 	{"RESULT", []row{
 		{"rows read", func(o outcome) string { return strconv.Itoa(o.summary.Rows) }, nil},
 		{"orders counted", func(o outcome) string { return strconv.Itoa(o.summary.Counted) }, nil},
@@ -44,7 +48,6 @@ var sections = []struct {
 		{"peak memory", func(o outcome) string { return mebibytes(o.result.Actuals.PeakMemBytes) }, used},
 	}},
 	{"ISOLATION, seen inside", []row{
-		{"kernel", inside("kernel"), nil},
 		{"user", inside("uid"), is("uid", "65532")},
 		{"Linux caps, all sets", caps, func(o outcome) bool { return caps(o) == "none" }},
 		{"no new privileges", inside("NoNewPrivs"), is("NoNewPrivs", "1")},
@@ -59,7 +62,6 @@ var sections = []struct {
 		{"memory, swap", limits, func(o outcome) bool { return o.outside.limits["memory.max"] == strconv.Itoa(memory) }},
 		{"cpu.max", outside("cpu.max"), func(o outcome) bool { return o.outside.limits["cpu.max"] == "100000 100000" }},
 		{"pids.max", outside("pids.max"), func(o outcome) bool { n, err := strconv.Atoi(o.outside.limits["pids.max"]); return err == nil && n > 0 }},
-		{"runtime's version", func(o outcome) string { return shortVersion(o.result.Runtime.Version) }, nil},
 	}},
 }
 
@@ -123,7 +125,8 @@ func mebibytes(n float64) string { return fmt.Sprintf("%.0f MiB", n/(1<<20)) }
 func keys[K int | string](set map[K]bool) []K { return slices.Sorted(maps.Keys(set)) }
 
 func printTable(out io.Writer, outcomes []outcome) {
-	w := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 3, ' ', 0)
 	line := func(name string, value func(outcome) string) {
 		fmt.Fprint(w, name)
 		for _, o := range outcomes {
@@ -139,7 +142,10 @@ func printTable(out io.Writer, outcomes []outcome) {
 			line("  "+r.name, r.value)
 		}
 	}
-	w.Flush() // its error is out's, and there is nobody to tell
+	w.Flush() // into memory
+	for line := range strings.Lines(text.String()) {
+		fmt.Fprintln(out, strings.TrimRight(line, " \n"))
+	}
 }
 
 // check holds the outcomes against each other and against what was promised.

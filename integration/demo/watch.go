@@ -14,7 +14,7 @@ const runs = "/sys/fs/cgroup/engine/run"
 // view is a run as the host sees it.
 type view struct {
 	uids    map[int]bool      // host uids of its processes
-	seccomp map[string]bool   // their seccomp modes
+	seccomp map[string]bool   // seccomp modes of all but engine-init, which sets the program's
 	limits  map[string]string // its cgroup's files
 }
 
@@ -66,32 +66,40 @@ func groups() map[string]bool {
 	return found
 }
 
-// update looks at the group of a run. While no process is in it, what was seen stays.
+// update looks at the group of a run. Before there is a program, and after it, what
+// was seen stays.
 func (v view) update(group string) view {
 	now := view{uids: map[int]bool{}, seccomp: map[string]bool{}, limits: map[string]string{}}
 	for _, dir := range []string{group, filepath.Join(group, "ctr")} {
 		for _, pid := range strings.Fields(read(filepath.Join(dir, "cgroup.procs"))) {
-			for line := range strings.Lines(read("/proc/" + pid + "/status")) {
-				f := strings.Fields(line)
-				switch {
-				case len(f) < 2:
-				case f[0] == "Uid:":
-					if uid, err := strconv.Atoi(f[1]); err == nil {
-						now.uids[uid] = true
-					}
-				case f[0] == "Seccomp:":
-					now.seccomp[f[1]] = true
-				}
-			}
+			now.add(read("/proc/" + pid + "/status"))
 		}
 	}
-	if len(now.uids) == 0 {
+	if len(now.seccomp) == 0 {
 		return v
 	}
 	for _, file := range []string{"memory.max", "memory.swap.max", "cpu.max", "pids.max"} {
 		now.limits[file] = strings.TrimSpace(read(filepath.Join(group, file)))
 	}
 	return now
+}
+
+// add takes in one process, from its /proc/PID/status. One that has ended has none.
+func (v view) add(status string) {
+	values := map[string]string{}
+	for line := range strings.Lines(status) {
+		if f := strings.Fields(line); len(f) > 1 {
+			values[f[0]] = f[1]
+		}
+	}
+	uid, err := strconv.Atoi(values["Uid:"])
+	if err != nil {
+		return
+	}
+	v.uids[uid] = true
+	if values["Name:"] != "init" {
+		v.seccomp[values["Seccomp:"]] = true
+	}
 }
 
 // read returns what a file of the kernel says; one that is gone says nothing.
