@@ -25,8 +25,8 @@ mirror() {
 	# shellcheck disable=SC1091
 	. /etc/os-release
 	# shellcheck disable=SC2016
-	apt-get indextargets --format '$(RELEASE) $(REPO_URI)' 'Created-By: Packages' |
-		awk -v suite="$VERSION_CODENAME" '$1 == suite { print $2; exit }'
+	apt-get indextargets --format '$(CODENAME) $(RELEASE) $(REPO_URI)' 'Created-By: Packages' |
+		awk -v name="$VERSION_CODENAME" '$1 == name || $2 == name { print $NF; exit }'
 }
 
 # debian makes a Debian root in $1 with the packages $2 and what further arguments of
