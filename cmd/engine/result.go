@@ -11,11 +11,15 @@ import (
 // report prints a result and takes the exit status from it.
 func (a *app) report(res engine.Result, limits engine.Limits) error {
 	a.status = engine.ExitStatus(res)
-	if message, fix := verdict(res, limits); message != "" {
-		a.say(message, fix)
-	}
 	if len(res.Unenforced) > 0 {
 		a.say("not enforced on this host: "+strings.Join(res.Unenforced, ", "), "")
+	}
+	message, fix := verdict(res, limits)
+	switch {
+	case res.Error != nil:
+		a.complain(message, fix)
+	case message != "":
+		a.say(message, fix)
 	}
 	if a.json {
 		return a.printJSON(res)
