@@ -39,7 +39,9 @@ func file(name, content string) item {
 	return item{tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644}, content}
 }
 
-func dir(name string) item { return item{tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}, ""} }
+func dir(name string) item {
+	return item{tar.Header{Typeflag: tar.TypeDir, Name: name, Mode: 0o755}, ""}
+}
 
 func symlink(name, target string) item {
 	return item{tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}, ""}
