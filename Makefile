@@ -1,4 +1,4 @@
-# Targets are for people and for CI alike; `make` lists them.
+# The same targets serve people and CI; `make` lists them.
 
 .DEFAULT_GOAL := help
 .SUFFIXES:
@@ -6,19 +6,108 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 
-# sudo's PATH often lacks the place where Go's own archive unpacks to.
+# sudo's PATH lacks the place where Go's own archive unpacks to, and a service
+# may have no HOME, without which Go has no cache.
 export PATH := $(PATH):/usr/local/go/bin
+export HOME ?= $(shell getent passwd "$$(id -u)" | cut -d: -f6)
+export GOTOOLCHAIN ?= auto
 
 VERSION ?= $(shell git -c safe.directory='*' describe --tags --always --dirty 2>/dev/null || echo unknown)
-GO_SOURCES := $(shell find . \( -path ./build -o -path ./bin -o -path ./.git \) -prune -o \( -name '*.go' -o -path '*/testdata/*' -type f -o -name 'go.mod' -o -name 'go.sum' \) -print 2>/dev/null)
+MODULE := github.com/direct-oci/engine
+GO_BUILD := go build -buildvcs=false -trimpath
+STAMP := -X $(MODULE)/engine.Version=$(VERSION)
+STATIC_CGO := -linkmode external -extldflags "-static -Wl,--build-id=none"
 
+# The version of gVisor's commit pinned in integration/tools/runsc/go.mod.
+RUNSC_VERSION = $(shell sed -n 's/.*gvisor.dev\/gvisor v[0-9.]*-\([0-9]\{8\}\)[0-9]*-\([0-9a-f]*\).*/release-\1-\2/p' integration/tools/runsc/go.mod)
+
+# Where the tests meet the kernel: these run in the test machine.
+VM_TESTS ?= ./cgroups ./netns ./rootfs ./integration ./integration/testenv
 VM := build/vm/vm
+LINT := build/lint
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 14
+
+.PHONY: setup
+setup: ## install the Debian packages and the Go that are missing (as root)
+	@hack/setup.sh
+
+.PHONY: build
+build: bin/engine bin/engine-monitor bin/engine-init ## build the engine's static binaries into bin/
+
+# Go decides itself what is out of date.
+.PHONY: bin/engine bin/engine-monitor bin/engine-init
+bin/engine: | setup
+	CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w $(STAMP)' -o $@ ./cmd/engine
+
+# No tag for libseccomp: the filter is compiled beforehand and attached by engine-init.
+bin/engine-monitor: | setup
+	CGO_ENABLED=1 $(GO_BUILD) -tags 'netgo osusergo' -ldflags '-s -w $(STAMP) $(STATIC_CGO)' -o $@ ./cmd/engine-monitor
+
+bin/engine-init: | setup
+	@$(MAKE) --no-print-directory -C cmd/engine-init OUT='$(CURDIR)/$@'
+
+.PHONY: tools
+tools: bin/runc bin/runsc ## build the pinned runc and runsc into bin/
+
+bin/runc: integration/tools/runc/go.mod integration/tools/runc/go.sum | setup
+	cd $(<D) && CGO_ENABLED=1 $(GO_BUILD) -tags 'seccomp netgo osusergo urfave_cli_no_docs' \
+		-ldflags '-s -w $(STATIC_CGO)' -o '$(CURDIR)/$@' github.com/opencontainers/runc
+
+bin/runsc: integration/tools/runsc/go.mod integration/tools/runsc/go.sum | setup
+	cd $(<D) && CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w -X gvisor.dev/gvisor/runsc/version.version=$(RUNSC_VERSION)' \
+		-o '$(CURDIR)/$@' gvisor.dev/gvisor/runsc
+
+.PHONY: $(VM)
+$(VM): | setup
+	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w' -o build/vm/guest ./integration/vm/cmd/guest
+	@CGO_ENABLED=0 $(GO_BUILD) -o $@ ./integration/vm/cmd/vm
 
 .PHONY: vm
-vm: $(VM) ## run CMD as root in the test machine: make vm CMD='cat /proc/version'
-	@$(VM) run $(VMFLAGS) -- "$$VM_CMD"
 vm: export VM_CMD = $(value CMD)
+# make exits 2 when the command fails, whatever its status; $(VM) run passes it on.
+vm: build tools $(VM) ## run a command as root in the test machine, bin/ on PATH: make vm CMD='runc --version'
+	@[ -n "$$VM_CMD" ] || { echo "usage: make vm CMD='SHELL COMMAND'" >&2; exit 2; }
+	@$(VM) run $(VMFLAGS) -- "$$VM_CMD"
 
-$(VM): $(GO_SOURCES)
-	@CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '-s -w' -o build/vm/guest ./integration/vm/cmd/guest
-	@CGO_ENABLED=0 go build -buildvcs=false -trimpath -o build/vm/vm ./integration/vm/cmd/vm
+.PHONY: test
+test: test-unit test-vm ## run all tests
+
+.PHONY: test-unit
+test-unit: build ## run the tests that need no machine of their own
+	go test $$(go list ./... | grep -v '/integration')
+
+.PHONY: test-vm
+test-vm: build tools $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
+	go test ./integration/vm/...
+	$(VM) test -timeout 20m $(VMFLAGS) $(VM_TESTS)
+
+.PHONY: test-host
+test-host: build tools ## run the same tests on this host: as root, pure cgroup v2
+	ENGINE_TEST_HOST=1 ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -p 1 $(VM_TESTS)
+
+.PHONY: bench
+bench: build tools ## measure on this host, side by side with the bare runtimes
+	@hack/bench.sh
+
+.PHONY: demo
+demo: build tools $(VM) ## set up, build, and run the example jobs under two runtimes
+	@hack/demo.sh
+
+.PHONY: check
+check: $(LINT)/gofumpt $(LINT)/staticcheck build ## format, vet, staticcheck, race tests, layout, scripts
+	@unformatted=$$($(LINT)/gofumpt -l .) && [ -z "$$unformatted" ] || { echo "not formatted (gofumpt -w):" $$unformatted; exit 1; }
+	go vet ./...
+	$(LINT)/staticcheck ./...
+	@if command -v golangci-lint >/dev/null; then golangci-lint run; else echo "golangci-lint: not installed, left out"; fi
+	@if command -v shellcheck >/dev/null; then shellcheck .ci/run hack/*.sh; else echo "shellcheck: not installed, left out"; fi
+	go test -race $$(go list ./... | grep -v '/integration')
+
+$(LINT)/%: integration/tools/lint/go.mod integration/tools/lint/go.sum | setup
+	@go build -modfile integration/tools/lint/go.mod -o $@ "$$(go -C integration/tools/lint list tool | grep '/$*$$')"
+
+.PHONY: clean
+clean: ## remove everything that was built and cached here
+	rm -rf bin build

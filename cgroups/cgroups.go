@@ -5,7 +5,7 @@
 // "engine" in the cgroup2 mount:
 //
 //	engine/            no processes of its own
-//	  mon/<id>         the monitor of a run, outside of what the run's limits kill
+//	  mon              the monitors, outside of what a run's limits kill
 //	  run/<id>         the run: its limits, its usage, its end
 //	    ctr            the leaf that the OCI runtime makes
 //
@@ -112,24 +112,44 @@ func enableAll(dir string) {
 	if err != nil {
 		return
 	}
-	file := filepath.Join(dir, "cgroup.subtree_control")
-	on, err := readFields(file)
+	on, err := readFields(filepath.Join(dir, "cgroup.subtree_control"))
 	if err != nil {
 		return
 	}
 	var off []string
 	for _, c := range intersect(wanted, available) {
 		if !slices.Contains(on, c) {
-			off = append(off, "+"+c)
+			off = append(off, c)
 		}
 	}
-	if len(off) == 0 || write(file, strings.Join(off, " ")) == nil {
+	if len(off) == 0 || enable(dir, off...) == nil {
 		return
 	}
 	for _, c := range off { // one that cannot be enabled must not keep back the others
-		_ = write(file, c)
+		_ = enable(dir, c)
 	}
 }
+
+// enable hands the controllers of dir down. A group with processes, other than the
+// real root, is EBUSY. The kernel says so for some controllers only: enabling
+// one of the others succeeds, and leaves the groups below unable to take processes.
+func enable(dir string, controllers ...string) error {
+	file, value := filepath.Join(dir, "cgroup.subtree_control"), "+"+strings.Join(controllers, " +")
+	if !isRealRoot(dir) {
+		pids, foreign, err := readPids(dir)
+		if err != nil {
+			return err
+		}
+		if len(pids)+foreign > 0 {
+			return cannotSet(file, value, unix.EBUSY)
+		}
+	}
+	return write(file, value)
+}
+
+// isRealRoot tells whether dir, a cgroup, is the root of the hierarchy, and not
+// merely of a cgroup namespace.
+func isRealRoot(dir string) bool { return !exists(filepath.Join(dir, "cgroup.type")) }
 
 // Path returns the path of a group from the mount, which is what an OCI runtime
 // takes as cgroupsPath.
@@ -143,7 +163,7 @@ func (h Hierarchy) Group(group string) Group {
 	return Group{Dir: filepath.Join(h.Root, filepath.Join("/", group))}
 }
 
-// List returns the names of the groups below parent, "run" or "mon", sorted.
+// List returns the names of the groups below parent, "run", sorted.
 func (h Hierarchy) List(parent string) ([]string, error) {
 	return children(h.Group(parent).Dir)
 }

@@ -69,8 +69,7 @@ func (h Hierarchy) Unsupported(limit string) *UnsupportedError {
 			e.Fix = absentFix(dir, controller)
 			return e
 		}
-		file := filepath.Join(dir, "cgroup.subtree_control")
-		on, err := readFields(file)
+		on, err := readFields(filepath.Join(dir, "cgroup.subtree_control"))
 		if err != nil {
 			e.Cause = err
 			return e
@@ -78,9 +77,16 @@ func (h Hierarchy) Unsupported(limit string) *UnsupportedError {
 		if slices.Contains(on, controller) {
 			continue
 		}
-		if err := write(file, "+"+controller); err != nil {
+		if err := enable(dir, controller); err != nil {
 			e.Cause, e.Fix = err, enableFix(dir, err)
 			return e
+		}
+	}
+	dir := filepath.Join(h.Root, runs)
+	if limit == "memory" && !exists(filepath.Join(dir, "memory.swap.max")) && !noSwap() {
+		return &UnsupportedError{
+			Feature: "limit of swap", Where: dir,
+			Fix: "turn swap off (swapoff -a), or boot with swapaccount=1",
 		}
 	}
 	return nil
@@ -92,7 +98,7 @@ func absentFix(dir, controller string) string {
 	if err == nil && boundToV1(string(rows), controller) {
 		return "boot the host with systemd.unified_cgroup_hierarchy=1 (or cgroup_no_v1=all): the controller is in use by cgroup v1"
 	}
-	if exists(filepath.Join(dir, "cgroup.type")) { // absent in the real root alone
+	if !isRealRoot(dir) {
 		return "set Delegate=yes in the systemd unit that this runs in, or give the container the controller " + controller
 	}
 	return "boot a kernel that has the controller, without cgroup_disable=" + controller

@@ -40,14 +40,14 @@ func TestOpenTwiceIsTheSame(t *testing.T) {
 
 func TestListNamesTheGroups(t *testing.T) {
 	h := open(t)
-	for _, id := range []string{"mon/b", "mon/a"} {
-		g, _, err := h.Create(id, Limits{Leaf: true})
+	for _, id := range []string{"run/b", "run/a"} {
+		g, _, err := h.Create(id, Limits{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { destroy(t, g) })
 	}
-	if got, err := h.List("mon"); !slices.Equal(got, []string{"a", "b"}) || err != nil {
+	if got, err := h.List("run"); !slices.Equal(got, []string{"a", "b"}) || err != nil {
 		t.Errorf("List = %v, %v, want [a b]", got, err)
 	}
 }
@@ -60,14 +60,6 @@ func TestDepthAndNumberOfGroupsBelowAreLimited(t *testing.T) {
 	}
 	if err := os.Mkdir(filepath.Join(g.Dir, "ctr/inner/most"), 0o755); err == nil {
 		t.Error("three levels below succeeded")
-	}
-	leaf, _, err := h.Create("mon/leaf", Limits{Leaf: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer destroy(t, leaf)
-	if err := os.Mkdir(filepath.Join(leaf.Dir, "x"), 0o755); err == nil {
-		t.Error("a group below a leaf succeeded")
 	}
 }
 
@@ -134,6 +126,25 @@ func TestKillTakesTheWholeTree(t *testing.T) {
 	}
 }
 
+// TestAKilledGroupIsUsableAgain goes through Create, which must not hand out the
+// killed cgroup itself: Linux 6.18 kills what is cloned into one, because it compares
+// the numbers of kills of two cgroups.
+func TestAKilledGroupIsUsableAgain(t *testing.T) {
+	h := open(t)
+	g := create(t, h, Limits{})
+	for range 3 {
+		if err := g.Kill(); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := h.Create(groupName(t), Limits{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := start(t, g, "burn", "1ms").Wait(); err != nil {
+			t.Fatalf("a process started after a kill ended with %v", err)
+		}
+	}
+}
+
 // TestKillEachRefusesTheRoot: without cgroup.kill and cgroup.freeze one is in the
 // root of the hierarchy, where every process of the host is.
 func TestKillEachRefusesTheRoot(t *testing.T) {
@@ -187,9 +198,6 @@ func TestAGroupThatIsGone(t *testing.T) {
 	if _, err := g.ReadUsage(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("ReadUsage: %v, want ErrNotExist", err)
 	}
-	if n, ok := g.OOM(); ok {
-		t.Errorf("OOM = %d, known", n)
-	}
 }
 
 func TestRemoveRefusesAPopulatedGroup(t *testing.T) {
@@ -240,12 +248,12 @@ func TestMissingControllers(t *testing.T) {
 	if u.Throttled != nil || u.MemoryPeak != nil || u.OOMKills != nil || u.PidsPeak != nil || u.PidsRefused != nil || u.IORead != nil {
 		t.Errorf("usage of missing controllers is not unknown: %+v", u)
 	}
-	if isCgroup2(usualMount) {
-		return // Unsupported would enable what is missing
-	}
 	for _, limit := range []string{"cpus", "cpuset", "memory", "pids"} {
+		if slices.Contains(h.Controllers, controllerOf[limit]) {
+			continue
+		}
 		if e := h.Unsupported(limit); e == nil || e.Remedy() == "" {
-			t.Errorf("Unsupported(%q) = %v without a remedy, though v1 has the controller", limit, e)
+			t.Errorf("Unsupported(%q) = %v without a remedy", limit, e)
 		}
 	}
 }
@@ -300,10 +308,16 @@ func BenchmarkCreateAndRemove(b *testing.B) {
 	b.ReportMetric(float64(removing.Nanoseconds())/float64(b.N), "ns/remove")
 }
 
+// BenchmarkKillAndWaitEmpty makes the group anew for every round: into one that was
+// killed once, some kernels let no process be cloned alive.
 func BenchmarkKillAndWaitEmpty(b *testing.B) {
-	g := create(b, open(b), Limits{})
+	h := open(b)
 	var spent time.Duration
 	for b.Loop() {
+		g, _, err := h.Create("run/bench", Limits{})
+		if err != nil {
+			b.Fatal(err)
+		}
 		cmd, in := startReady(b, g, "tree", "3")
 		begin := time.Now()
 		if err := g.Kill(); err != nil {
@@ -315,6 +329,9 @@ func BenchmarkKillAndWaitEmpty(b *testing.B) {
 		spent += time.Since(begin)
 		cmd.Wait()
 		in.Close()
+		if err := g.Remove(); err != nil {
+			b.Fatal(err)
+		}
 	}
 	b.ReportMetric(float64(spent.Nanoseconds())/float64(b.N), "ns/kill")
 }

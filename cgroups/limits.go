@@ -20,7 +20,6 @@ type Limits struct {
 	Memory int64   // bytes, rounded down to whole pages; none of it in swap; reaching it kills the whole group
 	Pids   int64   // processes and threads
 	CPUSet string  // CPUs it may run on, "0-3,6"
-	Leaf   bool    // no groups below; otherwise four, two deep, for an OCI runtime
 }
 
 // cpuPeriod is the time over which a CPU quota holds, in µs: the kernel's default.
@@ -31,7 +30,8 @@ const minQuota = 1000
 
 // Create makes the group and sets its limits, each proved by reading back. An empty
 // group of that name, left by somebody, is replaced, so that the new one is not
-// charged for the old one's usage; a populated one is a *PopulatedError.
+// charged for the old one's usage and what is cloned into it does not fall to the
+// old one's kill; a populated one is a *PopulatedError.
 //
 // Limits that no controller enforces are not an error: they are returned in
 // unenforced by their public names "cpus", "cpuset", "memory", "pids", sorted, and the caller
@@ -101,13 +101,9 @@ type setting struct {
 // settings is the whole of l as files, apart from hugetlb, whose files depend on
 // the machine. Same limits, same settings.
 func (l Limits) settings() []setting {
-	depth, descendants := "2", "4"
-	if l.Leaf {
-		depth, descendants = "0", "0"
-	}
-	s := []setting{
-		{file: "cgroup.max.depth", value: depth, same: equal},
-		{file: "cgroup.max.descendants", value: descendants, same: equal},
+	s := []setting{ // an OCI runtime makes a group below, some make one more in it
+		{file: "cgroup.max.depth", value: "2", same: equal},
+		{file: "cgroup.max.descendants", value: "4", same: equal},
 	}
 	if l.Memory > 0 {
 		s = append(s,

@@ -64,16 +64,14 @@ func TestMemoryLimitKillsTheGroup(t *testing.T) {
 			t.Errorf("a process ended with %v, want SIGKILL", err)
 		}
 	}
-	if n, ok := g.OOM(); n < 2 || !ok {
-		t.Errorf("OOM = %d, %v, want 2 or more", n, ok)
-	}
 	u, err := g.ReadUsage()
-	if err != nil || u.OOMKills == nil || *u.OOMKills < 2 || u.OOMGroupKills == nil || *u.OOMGroupKills != 1 {
-		t.Errorf("usage after the kill: %+v, %v", u, err)
+	if err != nil || u.OOMKills == nil || *u.OOMKills < 2 {
+		t.Errorf("usage after the kill: %+v, %v, want 2 kills or more", u, err)
 	}
-	if u.MemoryPeak == nil || *u.MemoryPeak > 64<<20 {
-		t.Errorf("peak memory = %v, want at most the limit", u.MemoryPeak)
+	if u.MemoryPeak == nil {
+		t.Fatal("peak memory is unknown")
 	}
+	within5(t, "peak memory against the limit", *u.MemoryPeak, 64<<20) // the kernel may exceed it by a few pages of its own
 }
 
 func TestMemoryPeakIsRight(t *testing.T) {
@@ -109,7 +107,7 @@ func TestPidsLimitRefusesForks(t *testing.T) {
 		t.Errorf("peak = %+v, %v, want %d", u, err, limit)
 	}
 	if u.PidsRefused == nil || *u.PidsRefused < int64(tried-made) {
-		t.Errorf("refused = %v, want at least %d", u.PidsRefused, tried-made)
+		t.Errorf("usage = %+v, want at least %d refused", u, tried-made)
 	}
 }
 
@@ -159,7 +157,7 @@ func TestCPUSetHolds(t *testing.T) {
 	if _, _, err := h.Create("run/elsewhere", Limits{CPUSet: "8191"}); err == nil || !strings.Contains(err.Error(), "cpuset.cpus=8191") {
 		t.Errorf("Create on a CPU that is not there: %v, want an error that names it", err)
 	}
-	if h.Group("run/elsewhere").OOM(); exists(h.Group("run/elsewhere").Dir) {
+	if exists(h.Group("run/elsewhere").Dir) {
 		t.Error("the failed Create left its group")
 	}
 }
@@ -196,15 +194,19 @@ func TestAnInnerProcessIsExplained(t *testing.T) {
 	defer cmd.Wait()
 	defer inner.Kill()
 	busy, err := Open(inner.Dir)
-	if err != nil {
-		t.Fatalf("Open: %v", err)
+	if err != nil || len(busy.Controllers) > 0 {
+		t.Fatalf("Open = %+v, %v, want no controllers", busy, err)
 	}
 	e := busy.Unsupported("memory")
 	if e == nil || e.Where != inner.Dir || !errors.Is(e, unix.EBUSY) || !strings.Contains(e.Remedy(), "Delegate=yes") {
 		t.Errorf("Unsupported = %v, fix %q", e, e.Remedy())
 	}
-	if _, unenforced, err := busy.Create("run/x", Limits{Memory: 1 << 30}); !slices.Equal(unenforced, []string{"memory"}) || err != nil {
-		t.Errorf("Create = unenforced %v, %v, want memory", unenforced, err)
+	g, unenforced, err := busy.Create("run/x", Limits{Memory: 1 << 30, Pids: 10})
+	if !slices.Equal(unenforced, []string{"memory", "pids"}) || err != nil {
+		t.Errorf("Create = unenforced %v, %v, want memory and pids", unenforced, err)
+	}
+	if err := start(t, g, "burn", "1ms").Wait(); err != nil {
+		t.Errorf("a process cannot start in a group without limits: %v", err)
 	}
 	if e := h.Unsupported("memory"); e != nil {
 		t.Errorf("Unsupported of a working hierarchy = %v", e)

@@ -20,7 +20,6 @@ func TestSettings(t *testing.T) {
 		want   []string
 	}{
 		{"none", Limits{}, []string{"cgroup.max.depth=2", "cgroup.max.descendants=4"}},
-		{"leaf", Limits{Leaf: true}, []string{"cgroup.max.depth=0", "cgroup.max.descendants=0"}},
 		{"all", Limits{CPUs: 1.5, Memory: 64<<20 + 17, Pids: 256, CPUSet: "0-1"}, []string{
 			"cgroup.max.depth=2", "cgroup.max.descendants=4",
 			"memory.max=67108864", "memory.swap.max=0", "memory.zswap.max=0", "memory.oom.group=1",

@@ -17,9 +17,8 @@ type Usage struct {
 	System    *time.Duration // cpu.stat system_usec
 	Throttled *time.Duration // cpu.stat throttled_usec: ready to run, but the quota was used up
 
-	MemoryPeak    *int64 // bytes, memory.peak (Linux 5.19)
-	OOMKills      *int64 // processes, memory.events oom_kill
-	OOMGroupKills *int64 // times that a whole group was killed, memory.events oom_group_kill (Linux 5.17)
+	MemoryPeak *int64 // bytes, memory.peak (Linux 5.19)
+	OOMKills   *int64 // processes, memory.events oom_kill
 
 	PidsPeak    *int64 // pids.peak (Linux 6.1)
 	PidsRefused *int64 // forks and clones refused, pids.events max
@@ -53,7 +52,6 @@ func (g Group) ReadUsage() (Usage, error) {
 	memory, err := g.flatKeyed("memory.events")
 	errs = append(errs, err)
 	u.OOMKills = value(memory, "oom_kill")
-	u.OOMGroupKills = value(memory, "oom_group_kill")
 
 	u.PidsPeak, err = g.count("pids.peak")
 	errs = append(errs, err)
@@ -63,16 +61,6 @@ func (g Group) ReadUsage() (Usage, error) {
 	u.IORead, u.IOWrite, err = g.ioBytes()
 	errs = append(errs, err)
 	return u, errors.Join(errs...)
-}
-
-// OOM returns the number of processes that the kernel killed in the group, and
-// those below it, for want of memory; ok is false if it cannot be known.
-func (g Group) OOM() (kills int64, ok bool) {
-	events, err := g.flatKeyed("memory.events")
-	if n := value(events, "oom_kill"); err == nil && n != nil {
-		return *n, true
-	}
-	return 0, false
 }
 
 // pidsRefused reads pids.events. Where pids.events.local exists, pids.events is of

@@ -26,8 +26,12 @@ type clock struct {
 
 // phase starts one step; the function it returns ends it.
 func (c *clock) phase(name string) func() {
+	failpoint("before-" + name)
 	begin := bootNow()
-	return func() { c.add(name, begin, bootNow()) }
+	return func() {
+		c.add(name, begin, bootNow())
+		failpoint("after-" + name)
+	}
 }
 
 func (c *clock) add(name string, begin, end int64) {

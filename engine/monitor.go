@@ -55,18 +55,12 @@ func monitor(embedded ociruntime.Runtime) error {
 		return err
 	}
 	defer record.Close()
-	sb := &sandbox{hello: h, record: record, embedded: embedded, clock: clock{start: h.StartedAt}}
+	sb := &sandbox{hello: h, record: record, embedded: embedded, clock: clock{start: h.StartedAt}, notes: newNotes(record)}
 	if err := sb.takeStdio(); err != nil {
 		return err
 	}
 	sb.clock.add("monitor", h.StartedAt, bootNow())
-	caller := newCaller(conn, decoder)
-	stop, err := sb.openControl(caller.cancel)
-	if err != nil {
-		return err
-	}
-	defer stop()
-	return sb.run(context.Background(), caller)
+	return sb.run(context.Background(), newCaller(conn, decoder))
 }
 
 // takeStdio moves the caller's streams away from 0, 1 and 2, so that nothing this
@@ -129,27 +123,31 @@ func (c *caller) tell() { json.NewEncoder(c.conn).Encode(message{Done: true}) }
 const controlFifo = "control"
 
 // openControl makes the run's directory and in it the fifo through which any process
-// of root's can cancel the run. The function it returns closes the fifo.
-func (sb *sandbox) openControl(cancel func()) (stop func(), err error) {
-	dir := sb.Host.runDir(sb.Request.ID)
+// of root's can cancel the run.
+func (sb *sandbox) openControl(cancel func()) error {
+	dir := sb.dir()
 	if err := os.Mkdir(dir, 0o711); err != nil {
-		return nil, Failed("no_directory", "cannot make directory=%s: %w", dir, err)
+		return Failed("no_directory", "cannot make directory=%s: %w", dir, err)
+	}
+	if err := os.Symlink(sb.lockPath(), filepath.Join(dir, lockLink)); err != nil {
+		return Failed("no_directory", "cannot mark directory=%s: %w", dir, err)
 	}
 	path := filepath.Join(dir, controlFifo)
 	if err := unix.Mkfifo(path, 0o600); err != nil {
-		return nil, Failed("no_directory", "cannot make fifo=%s: %w", path, err)
+		return Failed("no_directory", "cannot make fifo=%s: %w", path, err)
 	}
 	f, err := os.OpenFile(path, os.O_RDWR|unix.O_NONBLOCK, 0) // reading and writing: no writer's end ends it
 	if err != nil {
-		return nil, Failed("no_directory", "cannot open fifo=%s: %w", path, err)
+		return Failed("no_directory", "cannot open fifo=%s: %w", path, err)
 	}
 	go func() {
+		defer f.Close()
 		buf := make([]byte, 64)
 		if n, err := f.Read(buf); err == nil && n > 0 {
 			cancel()
 		}
 	}()
-	return func() { f.Close() }, nil
+	return nil
 }
 
 // isolate makes this process's mount namespace its own and puts the cgroup2 tree
@@ -183,19 +181,26 @@ func (h Host) Kill(ctx context.Context, id string) error {
 	}
 	if !rec.Alive {
 		if rec.Result == nil {
-			_, err := h.GC(ctx, false) // nobody watches it: this ends it
-			return err
+			return h.gcOne(ctx, rec.ID) // nobody watches it: this ends it
 		}
 		return Refused("not_running", "cannot kill run=%s: it has ended (%s)", rec.ID, rec.reason())
 	}
-	path := filepath.Join(h.runDir(rec.ID), controlFifo)
-	fifo, err := os.OpenFile(path, os.O_WRONLY|unix.O_NONBLOCK, 0)
-	if err == nil {
-		_, err = fifo.WriteString("cancel\n")
-		fifo.Close()
-	}
-	if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, syscall.ENXIO) {
+	if err := h.reach(rec.ID); err != nil {
 		return Failed("no_monitor", "cannot reach the monitor of run=%s: %w", rec.ID, err)
 	}
 	return h.awaitResult(ctx, rec.ID)
+}
+
+// reach tells the monitor of the run to cancel it. A monitor that is gone, or that
+// has nothing to cancel any more, is no error.
+func (h Host) reach(id string) error {
+	fifo, err := os.OpenFile(filepath.Join(h.runDir(id), controlFifo), os.O_WRONLY|unix.O_NONBLOCK, 0)
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENXIO) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	_, err = fifo.WriteString("cancel\n")
+	return errors.Join(err, fifo.Close())
 }

@@ -190,8 +190,7 @@ func (h Host) awaitResult(ctx context.Context, id string) error {
 			return nil
 		}
 		if !r.Alive {
-			_, err := h.GC(ctx, false)
-			return err
+			return h.gcOne(ctx, id)
 		}
 		select {
 		case <-tick.C:
@@ -230,7 +229,7 @@ func (h Host) Remove(prefix string) error {
 	}
 	if r.State != Removed {
 		// Somebody has to clean up behind it before what it used is forgotten.
-		if _, err := h.GC(context.Background(), false); err != nil {
+		if err := h.gcOne(context.Background(), id); err != nil {
 			return err
 		}
 	}

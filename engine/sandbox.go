@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/direct-oci/engine/cgroups"
 	"github.com/direct-oci/engine/engine/initwire"
@@ -49,6 +50,7 @@ type sandbox struct {
 	output     *journal.OutputWriter
 	outputs    *outputs
 	guest      *guest
+	notes      notes
 
 	end ending
 }
@@ -71,7 +73,10 @@ func (sb *sandbox) dir(elem ...string) string {
 
 // create builds the sandbox up to a PID 1 that is ready for its program. What it
 // leaves behind when it fails is torn down with everything else.
-func (sb *sandbox) create(ctx context.Context) error {
+func (sb *sandbox) create(ctx context.Context, cancel func()) error {
+	if err := sb.openControl(cancel); err != nil {
+		return err
+	}
 	if err := sb.choose(ctx); err != nil {
 		return err
 	}
@@ -125,9 +130,16 @@ func (sb *sandbox) limit() (err error) {
 	if err != nil {
 		return Failed("no_cgroup", "%w", err)
 	}
+	if err := unix.Setxattr(sb.group.Dir, lockXattr, []byte(sb.lockPath()), 0); err != nil {
+		return Failed("no_cgroup", "cannot mark cgroup=%s: %w", sb.group.Dir, err)
+	}
+	failpointGroup(sb.group.Dir)
 	if len(sb.unenforced) > 0 && !sb.Request.BestEffortLimits {
-		missing := sb.Hierarchy.Unsupported(sb.unenforced[0])
-		return Failed("no_limit", "cannot enforce limit=%s: %w", strings.Join(sb.unenforced, ","), missing)
+		names := strings.Join(sb.unenforced, ",")
+		if missing := sb.Hierarchy.Unsupported(sb.unenforced[0]); missing != nil {
+			return Failed("no_limit", "cannot enforce limit=%s: %w", names, missing)
+		}
+		return Failed("no_limit", "cannot enforce limit=%s: its controller was missing a moment ago", names).WithFix("try again")
 	}
 	return nil
 }
@@ -254,7 +266,8 @@ func (sb *sandbox) launch(ctx context.Context) error {
 		return ctx.Err()
 	}
 	sb.end.ready = bootNow()
-	return sb.record.Write(journal.Created, map[string]string{"runtime": name}, false)
+	sb.notes.write(journal.Created, map[string]string{"runtime": name})
+	return nil
 }
 
 // start lets the runtime make the container. It closes the guest's end of the socket,

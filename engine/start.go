@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -49,12 +50,16 @@ const (
 type Run struct {
 	host    Host
 	id      string
-	control *net.UnixConn
+	control *net.UnixConn // nil: another process started it
 	monitor *exec.Cmd
 }
 
-// Start starts one run and returns once its monitor has taken it over. Every error
-// is an *Error; after one, no sandbox exists, though the run may be on record.
+// Start starts one run and returns once its monitor has been told. Every error is an
+// *Error; after one, no sandbox exists.
+//
+// It is idempotent for a request that names its id: the first caller starts the run,
+// every other one, at the same time or later, follows that run. A request that
+// differs from the one on record is refused.
 //
 // The monitor is started at once and the request is put on record while its program
 // loads; it does nothing before it is told the request, which happens after that
@@ -92,7 +97,7 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 	}
 	record, err := journal.Create(h.StateDir, req.ID)
 	if errors.Is(err, journal.ErrExists) {
-		return nil, Refused("exists", "cannot start run=%s: there is one on record", req.ID).WithFix("choose another id, or see engine inspect " + req.ID)
+		return h.join(ctx, req)
 	} else if err != nil {
 		return nil, Failed("no_record", "%w", err)
 	}
@@ -107,13 +112,17 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 
 // handOver gives the run to a monitor. After an error nothing has been started.
 func (r *Run) handOver(record *journal.Run, h hello, stdio Stdio) error {
+	failpoint("before-spawn")
 	if err := r.spawn(h.Hierarchy, record.Lock(), stdio); err != nil {
 		return err
 	}
+	failpoint("before-intent")
 	err := record.Write(journal.Intent, h.Request, true)
+	failpoint("after-intent")
 	if err == nil {
 		err = json.NewEncoder(r.control).Encode(h)
 	}
+	failpoint("after-handover")
 	if err != nil {
 		r.control.Close() // a monitor that was told nothing ends
 		r.monitor.Wait()
@@ -146,7 +155,7 @@ func (r *Run) spawn(hierarchy cgroups.Hierarchy, lock *os.File, stdio Stdio) err
 	cmd := &exec.Cmd{
 		Path:       r.host.Monitor,
 		Args:       []string{"engine-monitor", r.id},
-		Env:        []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GOTRACEBACK=none"},
+		Env:        append(failpointEnv(), "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GOTRACEBACK=none"),
 		Dir:        "/",
 		ExtraFiles: []*os.File{theirs, lock},
 		SysProcAttr: &syscall.SysProcAttr{
@@ -174,12 +183,56 @@ func (r *Run) spawn(hierarchy cgroups.Hierarchy, lock *os.File, stdio Stdio) err
 	return nil
 }
 
+// join follows the run that has req's id already.
+func (h Host) join(ctx context.Context, req Request) (*Run, error) {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		r, err := h.load(req.ID)
+		if err != nil {
+			return nil, Failed("no_record", "cannot join run=%s: %w", req.ID, err)
+		}
+		switch {
+		case !r.Created.IsZero() && sameRequest(r.Request, req):
+			return &Run{host: h, id: req.ID}, nil
+		case !r.Created.IsZero():
+			return nil, Refused("exists", "cannot start run=%s: a run of another request has this id", req.ID).
+				WithFix("choose another id, or see engine inspect " + req.ID)
+		case !r.Alive:
+			return nil, Failed("no_record", "cannot join run=%s: it is on record without its request", req.ID).WithFix("remove it with engine rm " + req.ID)
+		}
+		select {
+		case <-tick.C: // its starter is about to write the request
+		case <-ctx.Done():
+			return nil, Failed("no_record", "cannot join run=%s: %w", req.ID, ctx.Err())
+		}
+	}
+}
+
+// sameRequest compares what would be on record of two requests.
+func sameRequest(a, b Request) bool {
+	x, err := json.Marshal(a)
+	if err != nil {
+		return false
+	}
+	y, err := json.Marshal(b)
+	return err == nil && bytes.Equal(x, y)
+}
+
 // ID is the run's id.
 func (r *Run) ID() string { return r.id }
+
+// Joined reports that another process started the run: its output goes there, and
+// is on record.
+func (r *Run) Joined() bool { return r.control == nil }
 
 // Cancel asks the monitor to end the run, with reason cancelled. Idempotent; it
 // does not wait, and a run that has ended stays as it was.
 func (r *Run) Cancel() {
+	if r.Joined() {
+		r.host.reach(r.id)
+		return
+	}
 	// A monitor that is gone, or that does not read, has nothing left to cancel.
 	r.control.SetWriteDeadline(time.Now().Add(time.Second))
 	json.NewEncoder(r.control).Encode(message{Cancel: true})
@@ -188,12 +241,19 @@ func (r *Run) Cancel() {
 // Wait returns the result once it is on record and all output was passed on. A
 // monitor that died first makes the run lost: its sandbox is ended here and now.
 func (r *Run) Wait() (Result, error) {
+	if r.Joined() {
+		rec, err := r.host.Await(context.Background(), r.id)
+		if err != nil {
+			return Result{}, err
+		}
+		return *rec.Result, nil
+	}
 	defer r.control.Close()
 	var m message
 	if err := json.NewDecoder(r.control).Decode(&m); err != nil || !m.Done {
 		// The monitor is gone, so nothing can hold up what is left of it.
 		r.monitor.Wait()
-		if _, err := r.host.GC(context.Background(), false); err != nil {
+		if err := r.host.gcOne(context.Background(), r.id); err != nil {
 			return Result{}, err
 		}
 	}

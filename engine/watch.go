@@ -38,7 +38,7 @@ func (sb *sandbox) run(ctx context.Context, c *caller) error {
 		case <-start.Done():
 		}
 	}()
-	err := sb.create(start)
+	err := sb.create(start, c.cancel)
 	if err == nil {
 		stop()
 		err = sb.watch(c)
@@ -46,15 +46,30 @@ func (sb *sandbox) run(ctx context.Context, c *caller) error {
 	sb.fail(err, c, start)
 	stop()
 	usage := sb.finish()
-	result := sb.result(usage)
-	errs := []error{sb.record.Write(journal.Exit, result, true)}
+	errs := []error{sb.writeResult(usage)}
+	sb.report(c)
+	errs = append(errs, sb.teardown(ctx))
+	return errors.Join(errs...)
+}
+
+// writeResult puts the result on record, after all the notes before it.
+func (sb *sandbox) writeResult(usage cgroups.Usage) error {
+	defer sb.clock.phase("record")()
+	if err := sb.notes.wait(); err != nil && sb.end.err == nil {
+		sb.end.err = Failed("no_record", "%w", err)
+	}
+	return sb.record.Write(journal.Exit, sb.result(usage), true)
+}
+
+// report lets the caller have the last of the output and the news that the result
+// is there.
+func (sb *sandbox) report(c *caller) {
+	defer sb.clock.phase("report")()
 	if sb.outputs != nil {
 		sb.outputs.flush(c.gone, sb.patience())
 	}
 	c.tell()
 	sb.closeStdio()
-	errs = append(errs, sb.teardown(ctx))
-	return errors.Join(errs...)
 }
 
 // fail notes an error of create or watch, unless the run was cancelled meanwhile.
@@ -98,9 +113,7 @@ func (sb *sandbox) watch(c *caller) error {
 				timer := time.NewTimer(sb.Request.Limits.Timeout)
 				defer timer.Stop()
 				deadline = timer.C
-				if err := sb.record.Write(journal.Started, map[string]int64{"bootNs": sb.end.started}, false); err != nil {
-					return Failed("no_record", "%w", err)
-				}
+				sb.notes.write(journal.Started, map[string]int64{"bootNs": sb.end.started})
 			case f.Type == initwire.Exited:
 				sb.exited(f)
 				sb.end.duration = f.Time - began

@@ -39,9 +39,11 @@
  * namespace's first process; a poll that fails ends us instead of being tried
  * again, since prlimit(1, RLIMIT_NOFILE, 0) makes it fail for ever; reaping is
  * bounded per round, so that a fork storm delays neither deadline nor end of file.
- * Not covered: runtimes whose kernel delivers KILL and STOP to process 1, and
- * setpriority or sched_setscheduler on it: the job's filter has to refuse
- * process 1 as a target. Checked by: TestJobCannotTouchInit.
+ * Not covered: gVisor, whose kernel does deliver KILL and STOP to process 1, by
+ * whatever way: kill and its kin, pidfd_send_signal on an opened /proc/1, fcntl's
+ * F_SETSIG with process 1 as owner; and everywhere setpriority, ioprio_set, the
+ * sched_set calls and prlimit on process 1. The job's filter has to refuse those.
+ * Checked by: TestJobCannotTouchInit.
  *
  * Sections: frames, shield, supervision, main. No memory is allocated besides
  * the job's one mapping, and nothing is written to descriptors 0 to 2.
@@ -73,7 +75,7 @@ struct frame {
 	uint32_t type;
 	int32_t a, b;
 	uint64_t c;
-	uint64_t d; /* CLOCK_MONOTONIC nanoseconds when the frame was sent */
+	uint64_t d; /* CLOCK_MONOTONIC nanoseconds of what the frame reports */
 };
 _Static_assert(sizeof(struct frame) == 32, "a frame has 32 bytes");
 
@@ -86,12 +88,17 @@ int64_t now(void)
 	return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-void send_frame(enum frame_type type, int32_t a, int32_t b, uint64_t c)
+static void send_frame_at(int64_t when, enum frame_type type, int32_t a, int32_t b, uint64_t c)
 {
-	struct frame frame = { FRAME_MAGIC, type, a, b, c, (uint64_t)now() };
+	struct frame frame = { FRAME_MAGIC, type, a, b, c, (uint64_t)when };
 
 	if (send(CONTROL, &frame, sizeof frame, MSG_NOSIGNAL) != sizeof frame)
 		_exit(EXIT_ENGINE);
+}
+
+void send_frame(enum frame_type type, int32_t a, int32_t b, uint64_t c)
+{
+	send_frame_at(now(), type, a, b, c);
 }
 
 /* fail reports why the job was not started, and ends the sandbox. */
@@ -234,7 +241,7 @@ static _Noreturn void supervise(pid_t job, int64_t deadline)
 int main(void)
 {
 	struct job job;
-	int64_t deadline;
+	int64_t deadline, begun;
 	pid_t pid;
 
 	shield();
@@ -242,8 +249,9 @@ int main(void)
 	receive_job(&job);
 	deadline = job.deadline;
 	write_secrets(&job);
+	begun = now(); /* taken before: the job may run, and end, before we do again */
 	pid = start_job(&job);
 	forget_job(&job);
-	send_frame(FRAME_STARTED, pid, 0, 0);
+	send_frame_at(begun, FRAME_STARTED, pid, 0, 0);
 	supervise(pid, deadline);
 }

@@ -2,6 +2,7 @@ package initwire
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -54,7 +55,7 @@ func name(n int64, kind string, names ...string) string {
 // Frame is one report of engine-init. Fields that its Type does not name are zero.
 type Frame struct {
 	Type FrameType
-	Time time.Duration // all: CLOCK_MONOTONIC when it was sent; only differences mean anything outside
+	Time time.Duration // all: CLOCK_MONOTONIC of what it reports; only differences mean anything outside
 
 	Pid    int            // Started: of the job, inside
 	Code   int            // Exited: 0 to 255, or -1 if a signal ended the job
@@ -76,8 +77,9 @@ const (
 // can have sent is an error, after which r is of no more use.
 func ReadFrame(r io.Reader) (Frame, error) {
 	var b [frameSize]byte
-	if _, err := io.ReadFull(r, b[:]); err != nil {
-		if err == io.EOF {
+	if n, err := io.ReadFull(r, b[:]); err != nil {
+		// The kernel says ECONNRESET when engine-init ended with a part of the job unread.
+		if n == 0 && (err == io.EOF || errors.Is(err, syscall.ECONNRESET)) {
 			return Frame{}, io.EOF
 		}
 		return Frame{}, fmt.Errorf("cannot read frame of engine-init: %w", err)

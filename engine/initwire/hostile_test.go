@@ -141,12 +141,11 @@ func TestJobStatus(t *testing.T) {
 }
 
 func TestSecretFiles(t *testing.T) {
-	job := shell(`cd /run/secrets; ls -ln . | while read mode links uid gid size rest; do echo $mode $uid $gid $size; done; cat a; ls | wc -l`)
+	job := shell("cd /run/secrets; ls -ln | grep ^- | while read mode links uid gid size rest; do echo $mode $uid $gid $size; done; cat a")
 	job.Files = []File{{"/run/secrets/a", []byte("hunter2\n")}, {"/run/secrets/b", nil}, {"/run/secrets/c", make([]byte, 100000)}}
-	want := "total 104\n-r-------- 65532 65532 8\n-r-------- 65532 65532 0\n-r-------- 65532 65532 100000\nhunter2\n3\n"
-	o := run(t, job)
-	if got := strings.ReplaceAll(o.stdout, "total 104 \n", "total 104\n"); got[strings.IndexByte(got, '\n'):] != want[strings.IndexByte(want, '\n'):] {
-		t.Errorf("stdout = %q, want %q", got, want)
+	want := "-r-------- 65532 65532 8\n-r-------- 65532 65532 0\n-r-------- 65532 65532 100000\nhunter2\n"
+	if o := run(t, job); o.stdout != want {
+		t.Errorf("stdout = %q, want %q", o.stdout, want)
 	}
 }
 
@@ -224,9 +223,9 @@ func inMemory(t *testing.T, pid int, text string) bool {
 	return false
 }
 
-// TestFilterBindsTheJobAlone gives the job a filter that refuses one call, and
-// checks that engine-init has none.
-func TestFilterBindsTheJobAlone(t *testing.T) {
+// TestInitStatus checks that the job's filter does not bind engine-init, and that
+// signals from outside, where the kernel delivers them, do not reach it.
+func TestInitStatus(t *testing.T) {
 	job := shell("echo >&0; sleep 60")
 	job.Filter = allowAll
 	s, _ := begin(t, job)
@@ -234,8 +233,9 @@ func TestFilterBindsTheJobAlone(t *testing.T) {
 	if err != nil || !bytes.Contains(b, []byte("Seccomp:\t0\n")) {
 		t.Errorf("status of engine-init: %v\n%s", err, b)
 	}
-	if !bytes.Contains(b, []byte("SigBlk:\t0000000000010000\n")) || !bytes.Contains(b, []byte("SigIgn:\tfffffffffffefeff\n")) && !bytes.Contains(b, []byte("SigIgn:\tfffffffffffbfeff\n")) {
-		t.Logf("signals of engine-init:\n%s", b)
+	// All but KILL, STOP and CHLD are ignored; CHLD alone is blocked, or for the moment inside ppoll not even that.
+	if !bytes.Contains(b, []byte("SigIgn:\tfffffffffffafeff\n")) || !bytes.Contains(b, []byte("SigCgt:\t0000000000010000\n")) {
+		t.Errorf("signals of engine-init:\n%s", b)
 	}
 	if err := syscall.Kill(s.cmd.Process.Pid, syscall.SIGTERM); err != nil {
 		t.Fatal(err)

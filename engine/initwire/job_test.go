@@ -68,7 +68,7 @@ func (p *payloadReader) bytes(n int) []byte {
 
 func (p *payloadReader) text() string {
 	end := bytes.IndexByte(p.b, 0)
-	if end < 0 {
+	if p.bad || end < 0 {
 		p.bad = true
 		return ""
 	}

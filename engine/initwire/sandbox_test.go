@@ -272,7 +272,7 @@ func (s *sandbox) run(job Job, stdin string) outcome {
 	for {
 		f, err := ReadFrame(s.conn)
 		if err != nil {
-			if !errors.Is(err, io.EOF) {
+			if err != io.EOF {
 				s.t.Fatalf("after %+v: %v", o.last, err)
 			}
 			break

@@ -22,6 +22,7 @@ const program = "qemu-system-x86_64"
 
 // spec is everything QEMU is told.
 type spec struct {
+	program               string
 	accel, kernel, initrd string
 	memory, cpus          int
 	drives                []drive
@@ -86,7 +87,7 @@ func launch(ctx context.Context, s spec) (*qemu, error) {
 	outer := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	q := &qemu{outer: outer, cancel: cancel, port: port, console: &tail{}, gone: make(chan struct{})}
-	cmd := exec.Command(program, s.args()...)
+	cmd := exec.Command(s.program, s.args()...)
 	cmd.ExtraFiles = []*os.File{portPeer, consolePeer}
 	cmd.Stderr = q.console // its complaints are read where the guest's are
 	// A killed harness takes its emulator along.
@@ -102,13 +103,13 @@ func launch(ctx context.Context, s spec) (*qemu, error) {
 			return
 		}
 		stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() }) // fails only when it has ended
-		_ = cmd.Wait()                                                     // how it ended is told by the port and the console
+		_ = cmd.Wait()                                                    // how it ended is told by the port and the console
 		stop()
 		close(q.gone)
 	}()
 	if err := <-started; err != nil {
 		cancel()
-		return nil, errors.Join(fmt.Errorf("cannot start %s: %w", program, err), port.Close(), console.Close())
+		return nil, errors.Join(fmt.Errorf("cannot start %s: %w", s.program, err), port.Close(), console.Close())
 	}
 	go func() {
 		defer console.Close()
@@ -168,7 +169,10 @@ func (t *tail) String() string {
 }
 
 const (
-	emulation = "tcg,thread=multi,tb-size=512"
+	// One thread for all processors: with one each, a processor was seen to execute
+	// half of an instruction that another was patching (a static key of the scheduler,
+	// at the first cpu.max), which panics the guest.
+	emulation = "tcg,thread=single,tb-size=512"
 	hardware  = "kvm"
 )
 

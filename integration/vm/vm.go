@@ -127,7 +127,7 @@ func Boot(ctx context.Context, c Config) (*Machine, error) {
 		return nil, errors.Join(err, m.removeScrap())
 	}
 	spec := spec{
-		kernel: k.vmlinux, initrd: initrd, drives: drives,
+		program: program, kernel: k.vmlinux, initrd: initrd, drives: drives,
 		memory: orDefault(c.MemoryMiB, 2048), cpus: orDefault(c.CPUs, 2),
 	}
 	if spec.accel, err = acceleration(ctx, c.Cache, spec); err != nil {
@@ -219,18 +219,21 @@ func wait(r io.Reader, want wire.Kind) error {
 // Run runs one job and returns its exit status: 128+n for signal n, 127 when it
 // could not be started. The error is a *DeadError when no status came back, and
 // wraps the context's error when the machine's context ended it. Output that the
-// job's orphans write later than 2 s after its end is lost.
+// job's orphans write later than 2 s after its end is lost; so may be a piece of
+// stdin that was read and that the job did not want.
 func (m *Machine) Run(job Job) (int, error) {
 	start := wire.Job{
 		Argv: job.Argv, Dir: job.Dir, Stdin: job.Stdin != nil,
 		Env: append([]string{"PATH=" + Path, "HOME=/root", "USER=root", "SHELL=/bin/bash", "TERM=dumb", "LANG=C.UTF-8", Marker + "=1"}, job.Env...),
 	}
 	doing := fmt.Sprintf("running %q", job.Argv)
-	if err := m.send(wire.Start, start); err != nil {
+	if err := m.start(start); err != nil {
 		return 0, m.dead(doing, err)
 	}
 	if job.Stdin != nil {
-		go m.pump(job.Stdin)
+		in := &input{from: job.Stdin}
+		defer m.end(in)
+		go m.pump(in)
 	}
 	for {
 		kind, payload, err := wire.Read(m.q.port)
@@ -252,10 +255,11 @@ func (m *Machine) Run(job Job) (int, error) {
 			}
 			return o.Status, err
 		default:
-			err = m.dead(doing, fmt.Errorf("got an unexpected frame of kind %d", kind))
+			err = fmt.Errorf("got an unexpected frame of kind %d", kind)
 		}
 		if err != nil {
-			return 0, err
+			m.q.kill() // the job goes on and nobody listens
+			return 0, fmt.Errorf("cannot go on %s: %w", doing, err)
 		}
 	}
 }
@@ -268,34 +272,46 @@ func emit(w io.Writer, p []byte) error {
 	return err
 }
 
-// pump sends stdin piece by piece until it ends or the machine does.
-func (m *Machine) pump(stdin io.Reader) {
+// input is the stdin of one job.
+type input struct {
+	from io.Reader
+	over bool // the job has ended; guarded by Machine.mu
+}
+
+// end keeps what is left of a job's stdin from reaching the next job.
+func (m *Machine) end(in *input) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	in.over = true
+}
+
+// pump sends stdin piece by piece until it ends, the job does, or the machine. A
+// failed read ends the job's input too.
+func (m *Machine) pump(in *input) {
 	buf := make([]byte, 32<<10)
 	for {
-		n, err := stdin.Read(buf)
-		if n > 0 && m.sendRaw(wire.Stdin, buf[:n]) != nil {
+		n, err := in.from.Read(buf)
+		if n > 0 && !m.feed(in, buf[:n]) {
 			return
 		}
 		if err != nil {
-			// A failed read ends the job's input; the machine's own end is seen by Run.
-			_ = m.sendRaw(wire.Stdin, nil)
+			m.feed(in, nil)
 			return
 		}
 	}
 }
 
-func (m *Machine) send(kind wire.Kind, v any) error {
-	payload, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	return m.sendRaw(kind, payload)
-}
-
-func (m *Machine) sendRaw(kind wire.Kind, payload []byte) error {
+// feed sends one piece and reports whether more is wanted.
+func (m *Machine) feed(in *input, piece []byte) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return wire.Write(m.q.port, kind, payload)
+	return !in.over && wire.Write(m.q.port, wire.Stdin, piece) == nil
+}
+
+func (m *Machine) start(job wire.Job) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return wire.WriteJSON(m.q.port, wire.Start, job)
 }
 
 // dead explains why the port fell silent: the context, or the machine's own end.

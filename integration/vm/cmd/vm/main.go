@@ -41,12 +41,12 @@ func main() { os.Exit(run(os.Args[1:])) }
 
 // options are the flags.
 type options struct {
-	cache, bin, run string
-	timeout         time.Duration
-	stdin, verbose  bool
-	env             list
-	config          vm.Config
-	flags           *flag.FlagSet
+	config         vm.Config
+	timeout        time.Duration
+	stdin, verbose bool
+	env            list
+	run            string // pattern of tests
+	flags          *flag.FlagSet
 }
 
 // list is a flag that may be repeated.

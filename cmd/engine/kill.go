@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/direct-oci/engine/engine"
+)
+
+func (a *app) killCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "kill ID...",
+		Short: "end runs, with reason cancelled",
+		Args:  atLeastOne,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.each(args, func(id string) error { return a.host.Kill(cmd.Context(), id) })
+		},
+	}
+}
+
+func (a *app) rmCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "rm ID...",
+		Short: "delete what is on record about runs that have ended",
+		Args:  atLeastOne,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.each(args, func(id string) error { return a.remove(cmd.Context(), id) })
+		},
+	}
+}
+
+// teardownTime bounds how long a monitor needs for what the caller of a run was
+// not kept waiting for.
+const teardownTime = 10 * time.Second
+
+// remove deletes the record of a run that has ended. A monitor may still be
+// tearing down a run whose result is known already: that is waited for.
+func (a *app) remove(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, teardownTime)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := a.host.Remove(id)
+		var e *engine.Error
+		if !errors.As(err, &e) || e.Kind != "running" {
+			return err
+		}
+		if record, loadErr := a.host.Load(id); loadErr != nil || record.Result == nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-tick.C:
+		}
+	}
+}
+
+// each does something to everything that is named, and goes on past what it
+// fails for.
+func (a *app) each(names []string, do func(name string) error) error {
+	for _, name := range names {
+		if err := do(name); err != nil {
+			e := asError(err)
+			a.say(e.Message, e.Fix)
+			a.status = statusRefused
+			continue
+		}
+		if err := a.print(name + "\n"); err != nil {
+			return err
+		}
+	}
+	return nil
+}

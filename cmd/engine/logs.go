@@ -1,0 +1,156 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/engine/journal"
+)
+
+// logs is what the flags of the command come to.
+type logs struct {
+	follow  bool
+	raw     bool
+	streams [2]bool // stdout, stderr
+}
+
+func (a *app) logsCommand() *cobra.Command {
+	l := logs{streams: [2]bool{true, true}}
+	cmd := &cobra.Command{
+		Use:   "logs [flags] ID",
+		Short: "print what a run wrote, as far as it was kept",
+		Long: "logs prints the output on record: the program's stdout on stdout, its stderr on\n" +
+			"stderr. On a terminal control characters are shown, not obeyed.",
+		Args: exactly(1),
+		RunE: func(cmd *cobra.Command, args []string) error { return a.logs(cmd.Context(), l, args[0]) },
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.BoolVarP(&l.follow, "follow", "f", false, "go on until the run has ended")
+	flags.Var(&value{typ: "NAME", def: "both", set: func(text string) error {
+		l.streams = [2]bool{text != "stderr", text != "stdout"}
+		if text != "stdout" && text != "stderr" && text != "both" {
+			return engine.Refused("bad_flag", "cannot accept --stream=%q: want stdout, stderr or both", text)
+		}
+		return nil
+	}}, "stream", "stdout, stderr or both")
+	flags.BoolVar(&l.raw, "raw", false, "print control characters as they are, also on a terminal")
+	flags.BoolVar(&a.quiet, "quiet", false, "do not say what is missing")
+	return cmd
+}
+
+func (a *app) logs(ctx context.Context, l logs, id string) error {
+	record, err := a.host.Load(id)
+	if err != nil {
+		return err
+	}
+	alive := func() bool {
+		ok, err := journal.Alive(a.host.StateDir, record.ID)
+		return err == nil && ok
+	}
+	r, err := openOutput(ctx, a.host.OutputPath(record.ID), func() bool { return l.follow && alive() })
+	if err != nil || r == nil {
+		return err
+	}
+	err = a.copyOutput(l, func() (journal.OutputRecord, error) {
+		if l.follow {
+			return r.Follow(ctx, alive)
+		}
+		return r.Next()
+	})
+	if err = errors.Join(err, r.Close()); err != nil {
+		return engine.Failed("no_record", "%w", err)
+	}
+	return nil
+}
+
+// openOutput opens the output record, waiting for it to be made as long as more
+// says that it may be. A run that never wrote has none: nil.
+func openOutput(ctx context.Context, path string, more func() bool) (*journal.OutputReader, error) {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for last := false; ; last = !more() {
+		r, err := journal.OpenOutput(path)
+		switch {
+		case err == nil:
+			return r, nil
+		case !errors.Is(err, fs.ErrNotExist):
+			return nil, engine.Failed("no_record", "%w", err)
+		case last:
+			return nil, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, engine.Failed("cancelled", "cannot follow the output: %w", ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// copyOutput prints records until next returns io.EOF.
+func (a *app) copyOutput(l logs, next func() (journal.OutputRecord, error)) error {
+	sinks := [2]sink{{file: a.stdout}, {file: a.stderr}}
+	for i := range sinks {
+		if !l.raw && isTerminal(sinks[i].file.Fd()) {
+			sinks[i].escaper = &escaper{}
+		}
+	}
+	var dropped [2]int64
+	for {
+		rec, err := next()
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return err
+		}
+		if rec.Kind == journal.KindEnd || !l.streams[rec.Stream-1] {
+			continue
+		}
+		dropped[rec.Stream-1] += rec.Dropped
+		if err := sinks[rec.Stream-1].write(rec.Data); err != nil {
+			return fmt.Errorf("cannot print the output: %w", err)
+		}
+	}
+	for i := range sinks {
+		if err := sinks[i].end(); err != nil {
+			return fmt.Errorf("cannot print the output: %w", err)
+		}
+	}
+	for i, name := range []string{"stdout", "stderr"} {
+		if dropped[i] > 0 {
+			a.say(fmt.Sprintf("%d more bytes of %s were not kept", dropped[i], name), "")
+		}
+	}
+	return nil
+}
+
+// sink is where one stream is printed, as it stands or escaped.
+type sink struct {
+	file    *os.File
+	escaper *escaper // nil: as it stands
+}
+
+func (s *sink) write(data []byte) error {
+	if s.escaper != nil {
+		data = []byte(s.escaper.add(data))
+	}
+	_, err := s.file.Write(data)
+	return err
+}
+
+func (s *sink) end() error {
+	if s.escaper == nil {
+		return nil
+	}
+	_, err := io.WriteString(s.file, s.escaper.end())
+	return err
+}

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/direct-oci/engine/engine"
+)
+
+func (a *app) psCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "ps",
+		Short: "list the runs on record, the newest first",
+		Args:  exactly(0),
+		RunE: func(*cobra.Command, []string) error {
+			records, err := a.host.List()
+			if err != nil {
+				return err
+			}
+			if a.json {
+				if records == nil {
+					records = []engine.Record{}
+				}
+				return a.printJSON(records)
+			}
+			return a.print(table(records, time.Now()))
+		},
+	}
+	cmd.Flags().BoolVar(&a.json, "json", false, "print the records as one JSON array")
+	return cmd
+}
+
+// maxCell bounds a column that a request chose the text of.
+const maxCell = 48
+
+// table shows the records as they were at now.
+func table(records []engine.Record, now time.Time) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	row := func(cells ...string) { fmt.Fprintln(w, strings.Join(cells, "\t")) }
+	row("ID", "STATE", "REASON", "RUNTIME", "IMAGE", "AGE", "DURATION", "COMMAND")
+	for _, r := range records {
+		row(r.ID, string(r.State), reason(r), runtimeOf(r), cell(imageOf(r)), age(now.Sub(r.Created)), duration(r, now), cell(strings.Join(r.Request.Command, " ")))
+	}
+	w.Flush() // into memory
+	return b.String()
+}
+
+// reason is why the run stopped, or why it never will by itself.
+func reason(r engine.Record) string {
+	switch {
+	case r.Result == nil && !r.Alive:
+		return "no monitor"
+	case r.Result == nil:
+		return "-"
+	case r.Result.Reason == nil:
+		return "refused"
+	case r.Result.ExitCode != nil:
+		return fmt.Sprintf("%s %d", *r.Result.Reason, *r.Result.ExitCode)
+	case r.Result.Signal != nil:
+		return fmt.Sprintf("%s %s", *r.Result.Reason, *r.Result.Signal)
+	}
+	return string(*r.Result.Reason)
+}
+
+func runtimeOf(r engine.Record) string {
+	if r.Result != nil && r.Result.Runtime.Name != "" {
+		return r.Result.Runtime.Name
+	}
+	return r.Request.Runtime
+}
+
+func imageOf(r engine.Record) string {
+	if r.Request.Image != "" {
+		return r.Request.Image
+	}
+	return r.Request.Rootfs
+}
+
+// duration is how long the program ran, or has been running.
+func duration(r engine.Record, now time.Time) string {
+	switch {
+	case r.Result != nil:
+		return short(time.Duration(r.Result.DurationMs * float64(time.Millisecond)))
+	case r.Started != nil && r.Alive:
+		return short(now.Sub(*r.Started))
+	}
+	return "-"
+}
+
+// short writes a time with two or three digits that matter.
+func short(d time.Duration) string {
+	switch {
+	case d < time.Second:
+		return d.Round(time.Millisecond / 10).String()
+	case d < time.Minute:
+		return d.Round(time.Second / 10).String()
+	}
+	return d.Round(time.Second).String()
+}
+
+// age writes a time in its largest unit.
+func age(d time.Duration) string {
+	switch d = max(d, 0); {
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm", d/time.Minute)
+	case d < 48*time.Hour:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	}
+	return fmt.Sprintf("%dd", d/(24*time.Hour))
+}
+
+// cell makes one line of at most maxCell characters of a text of any kind.
+func cell(text string) string {
+	if text == "" {
+		return "-"
+	}
+	text = strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(escape(text))
+	if utf8.RuneCountInString(text) > maxCell {
+		text = string([]rune(text)[:maxCell-1]) + "…"
+	}
+	return text
+}

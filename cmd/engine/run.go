@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/direct-oci/engine/engine"
+)
+
+func (a *app) runCommand() *cobra.Command {
+	r := newRequest()
+	cmd := &cobra.Command{
+		Use:   "run [flags] [--] COMMAND [ARG...]",
+		Short: "run one command in a fresh sandbox",
+		Long: "run starts one command in a fresh sandbox, passes its standard streams through,\n" +
+			"and exits as it did. With --json it prints the result instead.\n\n" +
+			"Exit status: the command's own; 124 at the deadline; 130 cancelled; 137 out of\n" +
+			"memory; 153 too much output; 128+n ended by signal n; 126 or 127 when the command\n" +
+			"cannot be run or is not found; 125 when the request was refused or the engine failed.",
+		Example: "  engine run --image debian -- sh -c 'echo hello'\n" +
+			"  engine run --rootfs /srv/root --memory 64MiB --timeout 5s --json -- python3 job.py",
+		Annotations: map[string]string{printsResult: "yes"},
+		Args:        hasCommand,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.Command = args
+			return a.run(cmd.Context(), r)
+		},
+	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	flags.SetInterspersed(false)
+	r.addProgramFlags(flags)
+	r.addLimitFlags(flags)
+	a.addOutputFlags(cmd)
+	return cmd
+}
+
+// hasCommand checks that there is something to run.
+func hasCommand(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return nil
+	}
+	return engine.Refused("bad_command", "cannot %s nothing: want %s", cmd.Name(), cmd.UseLine())
+}
+
+// addOutputFlags defines --json and --quiet of a command that ends in a result.
+func (a *app) addOutputFlags(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&a.json, "json", false, "print one JSON result instead of the program's output")
+	cmd.Flags().BoolVar(&a.quiet, "quiet", false, "print nothing of the engine's own on stderr")
+}
+
+// run starts the request and follows it to its end.
+func (a *app) run(ctx context.Context, r *request) error {
+	if err := r.finish(); err != nil {
+		return err
+	}
+	stdio := engine.Stdio{In: a.stdin, Out: a.stdout, Err: a.stderr}
+	if a.json {
+		stdio.Out, stdio.Err = nil, nil // the result has them
+	}
+	// Signals are taken from here on: one that comes while the run is being
+	// started ends it as soon as there is something to end.
+	signals := make(chan os.Signal, 2)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	defer signal.Stop(signals)
+	run, err := a.host.Start(ctx, r.Request, r.secrets, stdio)
+	if err != nil {
+		return err
+	}
+	go cancelOn(signals, run)
+	res, err := run.Wait()
+	if err != nil {
+		return err
+	}
+	return a.report(res, r.Limits)
+}
+
+// cancelOn ends the run at the first signal. At the second one it ends this
+// process; the run is still brought to its end, by its monitor.
+func cancelOn(signals <-chan os.Signal, run *engine.Run) {
+	<-signals
+	go run.Cancel()
+	<-signals
+	os.Exit(statusCancelled)
+}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/oci"
+)
+
+// value is a flag's value that says itself what is wrong with a text.
+type value struct {
+	typ string // as --help names it
+	def string // as --help shows it
+	set func(text string) error
+}
+
+func (v *value) Set(text string) error { return v.set(text) }
+func (v *value) String() string        { return v.def }
+func (v *value) Type() string          { return v.typ }
+
+// sizeFlag defines a flag of a number of bytes. Its default is the value of p,
+// shown as def.
+func sizeFlag(flags *pflag.FlagSet, p *int64, name, def, usage string) {
+	flags.Var(&value{typ: "SIZE", def: def, set: func(text string) error {
+		n, err := oci.ParseSize(text)
+		if err != nil {
+			return engine.Refused("bad_limit", "cannot accept --%s: %w", name, err)
+		}
+		*p = n
+		return nil
+	}}, name, usage)
+}
+
+// durationFlag defines a flag of a time: 120s, 2m, 1h30m, or a number of seconds.
+func durationFlag(flags *pflag.FlagSet, p *time.Duration, name, usage string) {
+	flags.Var(&value{typ: "DURATION", def: fmt.Sprintf("%gs", p.Seconds()), set: func(text string) error {
+		d, err := parseDuration(text)
+		if err != nil {
+			return engine.Refused("bad_limit", "cannot accept --%s=%q: want a time like 120s, 2m or 1h30m", name, text)
+		}
+		*p = d
+		return nil
+	}}, name, usage)
+}
+
+func parseDuration(text string) (time.Duration, error) {
+	if seconds, err := strconv.ParseFloat(text, 64); err == nil {
+		ns := seconds * float64(time.Second)
+		if math.IsNaN(ns) || ns < 0 || ns >= math.MaxInt64 {
+			return 0, strconv.ErrRange
+		}
+		return time.Duration(ns), nil
+	}
+	return time.ParseDuration(text)
+}
+
+// numberFlag defines a flag of a number, whole or not as parse has it.
+func numberFlag[T int64 | float64](flags *pflag.FlagSet, p *T, name, usage string, parse func(string) (T, error)) {
+	flags.Var(&value{typ: "NUMBER", def: fmt.Sprint(*p), set: func(text string) error {
+		n, err := parse(text)
+		if err != nil {
+			return engine.Refused("bad_limit", "cannot accept --%s=%q: not a number", name, text)
+		}
+		*p = n
+		return nil
+	}}, name, usage)
+}
+
+func parseFloat(text string) (float64, error) { return strconv.ParseFloat(text, 64) }
+func parseInt(text string) (int64, error)     { return strconv.ParseInt(text, 10, 64) }
+
+// pairFlag defines a repeatable flag of NAME=VALUE.
+func pairFlag(flags *pflag.FlagSet, name, typ, usage string, add func(key, val string, hasVal bool) error) {
+	flags.Var(&value{typ: typ, set: func(text string) error {
+		key, val, ok := strings.Cut(text, "=")
+		return add(key, val, ok)
+	}}, name, usage)
+}

@@ -1,0 +1,24 @@
+package main
+
+import (
+	"github.com/spf13/cobra"
+)
+
+func (a *app) waitCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:         "wait [flags] ID",
+		Short:       "wait for a run to end, and exit as engine run would have",
+		Annotations: map[string]string{printsResult: "yes"},
+		Args:        exactly(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			record, err := a.host.Await(cmd.Context(), args[0])
+			if err != nil {
+				return err
+			}
+			return a.report(*record.Result, record.Request.Limits)
+		},
+	}
+	cmd.Flags().BoolVar(&a.json, "json", false, "print the JSON result")
+	cmd.Flags().BoolVar(&a.quiet, "quiet", false, "print nothing of the engine's own on stderr")
+	return cmd
+}
