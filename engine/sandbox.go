@@ -132,7 +132,7 @@ func (sb *sandbox) limit() (err error) {
 	sb.group = sb.Hierarchy.Group(name) // known to teardown also when it is made by half
 	_, sb.unenforced, err = sb.Hierarchy.Create(name, l)
 	if err != nil {
-		return Failed("no_cgroup", "%w", err)
+		return Failed("no_cgroup", "cannot limit run=%s: %w", sb.Request.ID, err)
 	}
 	failpoint("unmarked-cgroup")
 	if err := unix.Setxattr(sb.group.Dir, lockXattr, []byte(sb.lockPath()), 0); err != nil {
