@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -195,6 +196,19 @@ func (o *outputs) drain(bound time.Duration) bool {
 		}
 	}
 	return true
+}
+
+// failure is why output is missing on record, of the streams that were read to their end.
+func (o *outputs) failure() error {
+	var errs []error
+	for _, p := range o.pumps {
+		select {
+		case <-p.done:
+			errs = append(errs, p.failed)
+		default:
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // flush waits until the caller has been given everything, until gone is closed, or
