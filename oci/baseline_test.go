@@ -107,6 +107,7 @@ func brokenPromises(rt string, in Intent, s *specs.Spec) []string {
 	promise(in.Umask != nil || *p.User.Umask == 0o077, "umask = %o", *p.User.Umask)
 	promise(*p.OOMScoreAdj == 500, "oomScoreAdj = %d", *p.OOMScoreAdj)
 	promise(p.SelinuxLabel == "" && p.ApparmorProfile == "" && p.Scheduler == nil && p.IOPriority == nil && p.ExecCPUAffinity == nil, "process asks for more than it may")
+	promise(s.Domainname == "(none)" && (in.Hostname != "" || s.Hostname == "sandbox"), "names = %q, %q, want none of the host", s.Hostname, s.Domainname)
 	promise(s.Root.Readonly, "root is writable")
 	promise(s.Hooks == nil && s.Annotations == nil, "hooks or annotations are set")
 	promise(l.RootfsPropagation == "private", "rootfsPropagation = %q", l.RootfsPropagation)
