@@ -9,8 +9,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// dialect is what one runtime wants otherwise than the rest. Each field was
-// found by running that runtime, see docs/ARCHITECTURE.md.
+// dialect is what one runtime wants otherwise than the rest, found by running it.
 type dialect struct {
 	ociVersion string
 
