@@ -31,7 +31,7 @@ type State []string
 // HostState lists the processes, mounts, namespaces, links, cgroups, nft
 // tables and files that exist now. Left out is what the engine keeps on purpose:
 // its three upper cgroups, its shared top layer, the lock files of its uid blocks,
-// and the records of runs that are over.
+// what it knows of the runtimes' versions, and the records of runs that are over.
 //
 // In the test machine all processes and namespaces count; on a host only those
 // that the engine or a runtime may have made, since others come and go.
@@ -241,7 +241,8 @@ func runFiles() ([]string, error) {
 	return below("file", RunDir, func(path string, _ fs.DirEntry) bool {
 		rel := strings.TrimPrefix(path, RunDir+"/")
 		top, _, _ := strings.Cut(rel, "/")
-		return path != RunDir && top != "uids" && !strings.HasPrefix(top, "layer-") && strings.Count(rel, "/") < 2
+		kept := top == "uids" || strings.HasPrefix(top, "layer") || strings.HasPrefix(top, "version-")
+		return path != RunDir && !kept && strings.Count(rel, "/") < 2
 	})
 }
 
