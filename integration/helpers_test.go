@@ -112,6 +112,12 @@ func eachRuntime(t *testing.T, f func(t *testing.T, runtime string)) {
 	})
 }
 
+// eachRuntimeInTurn is eachRuntime for tests that change what all runs share.
+func eachRuntimeInTurn(t *testing.T, f func(t *testing.T, runtime string)) {
+	t.Helper()
+	testenv.EachRuntime(t, f)
+}
+
 // controlled reports whether this kernel can enforce limits. It is false only on a
 // host whose owner has given the controllers to something else.
 var controlled = sync.OnceValue(func() bool {
