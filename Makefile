@@ -21,8 +21,8 @@ STATIC_CGO := -linkmode external -extldflags "-static -Wl,--build-id=none"
 # The version of gVisor's commit pinned in integration/tools/runsc/go.mod.
 RUNSC_VERSION = $(shell sed -n 's/.*gvisor.dev\/gvisor v[0-9.]*-\([0-9]\{8\}\)[0-9]*-\([0-9a-f]*\).*/release-\1-\2/p' integration/tools/runsc/go.mod)
 
-# Packages whose tests need root or a kernel of their own run in the test machine.
-VM_TESTS ?= ./cgroups/... ./netns/... ./rootfs/... ./engine/... ./integration ./integration/testenv
+# Where the tests meet the kernel: these run in the test machine.
+VM_TESTS ?= ./cgroups ./netns ./rootfs ./integration ./integration/testenv
 VM := build/vm/vm
 LINT := build/lint
 
@@ -71,7 +71,9 @@ $(VM): | setup
 
 .PHONY: vm
 vm: export VM_CMD = $(value CMD)
-vm: $(VM) ## run a command as root in the test machine, bin/ on PATH: make vm CMD='runc --version'
+# make exits 2 when the command fails, whatever its status; $(VM) run passes it on.
+vm: build tools $(VM) ## run a command as root in the test machine, bin/ on PATH: make vm CMD='runc --version'
+	@[ -n "$$VM_CMD" ] || { echo "usage: make vm CMD='SHELL COMMAND'" >&2; exit 2; }
 	@$(VM) run $(VMFLAGS) -- "$$VM_CMD"
 
 .PHONY: test
@@ -84,7 +86,7 @@ test-unit: build ## run the tests that need no machine of their own
 .PHONY: test-vm
 test-vm: build tools bin/probe $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
 	go test ./integration/vm/...
-	$(VM) test $(VMFLAGS) $(VM_TESTS)
+	$(VM) test -timeout 20m $(VMFLAGS) $(VM_TESTS)
 
 .PHONY: test-host
 test-host: build tools bin/probe ## run the same tests on this host: as root, pure cgroup v2

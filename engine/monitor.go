@@ -129,6 +129,9 @@ func (sb *sandbox) openControl(cancel func()) error {
 	if err := os.Mkdir(dir, 0o711); err != nil {
 		return Failed("no_directory", "cannot make directory=%s: %w", dir, err)
 	}
+	if err := os.Symlink(sb.lockPath(), filepath.Join(dir, lockLink)); err != nil {
+		return Failed("no_directory", "cannot mark directory=%s: %w", dir, err)
+	}
 	path := filepath.Join(dir, controlFifo)
 	if err := unix.Mkfifo(path, 0o600); err != nil {
 		return Failed("no_directory", "cannot make fifo=%s: %w", path, err)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/direct-oci/engine/cgroups"
 	"github.com/direct-oci/engine/engine/initwire"
@@ -128,6 +129,9 @@ func (sb *sandbox) limit() (err error) {
 	sb.group, sb.unenforced, err = sb.Hierarchy.Create("run/"+sb.Request.ID, l)
 	if err != nil {
 		return Failed("no_cgroup", "%w", err)
+	}
+	if err := unix.Setxattr(sb.group.Dir, lockXattr, []byte(sb.lockPath()), 0); err != nil {
+		return Failed("no_cgroup", "cannot mark cgroup=%s: %w", sb.group.Dir, err)
 	}
 	failpointGroup(sb.group.Dir)
 	if len(sb.unenforced) > 0 && !sb.Request.BestEffortLimits {

@@ -9,8 +9,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 
 	"github.com/direct-oci/engine/cgroups"
 	"github.com/direct-oci/engine/engine/journal"
@@ -177,6 +179,9 @@ func (h Host) collect(ctx context.Context, hierarchy cgroups.Hierarchy, id strin
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		action.Why = "no run of this id is on record"
+		if held, err := h.heldElsewhere(group, id); held || err != nil {
+			return nil, err
+		}
 		if dryRun {
 			return []GCAction{action}, nil
 		}
@@ -214,6 +219,41 @@ func (h Host) collect(ctx context.Context, hierarchy cgroups.Hierarchy, id strin
 		return []GCAction{action}, err
 	}
 	return []GCAction{action}, run.Write(journal.Cleaned, struct{}{}, false)
+}
+
+// What belongs to a run names the lock of the run's record, so that an engine with
+// another state directory can see whose it is.
+const (
+	lockLink  = "lock"                // symbolic link in the run's directory
+	lockXattr = "trusted.engine.lock" // of the run's cgroup
+)
+
+func (sb *sandbox) lockPath() string { return filepath.Join(sb.record.Dir(), lockLink) }
+
+// unmarkedGrace is how old an object without a name of a lock must be to count as
+// left by a crash. A monitor writes the name right after it makes the object.
+const unmarkedGrace = time.Minute
+
+// heldElsewhere reports whether the objects of id belong to a live run in another
+// state directory, or may be about to.
+func (h Host) heldElsewhere(group cgroups.Group, id string) (bool, error) {
+	lock, err := os.Readlink(filepath.Join(h.runDir(id), lockLink))
+	if err != nil {
+		buf := make([]byte, unix.PathMax)
+		if n, xerr := unix.Getxattr(group.Dir, lockXattr, buf); xerr == nil {
+			lock, err = string(buf[:n]), nil
+		}
+	}
+	if err == nil {
+		// STATE/runs/ID/lock
+		return journal.Alive(filepath.Dir(filepath.Dir(filepath.Dir(lock))), id)
+	}
+	for _, path := range []string{group.Dir, h.runDir(id)} {
+		if info, err := os.Lstat(path); err == nil && time.Since(info.ModTime()) < unmarkedGrace {
+			return true, nil
+		}
+	}
+	return false, nil
 }
 
 // objects are what is left of a run, for people to read.

@@ -2,10 +2,10 @@ package integration
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -47,37 +47,28 @@ func makeRoot() error {
 
 // fillRoot puts the programs into root. It is not done by TestMain: where no test
 // runs, the programs need not be there.
-var fillRoot = sync.OnceValue(func() error {
-	for name, path := range map[string]string{"probe": "/probe", "busybox": "/bin/busybox"} {
-		if err := copyFile(program(name), root+path, 0o755); err != nil {
-			return err
+func fillRoot(t *testing.T) error {
+	t.Helper()
+	programs := map[string]string{"/probe": testenv.Binary(t, "probe"), "/bin/busybox": testenv.Binary(t, "busybox")}
+	fillOnce.Do(func() {
+		for path, program := range programs {
+			fillErr = errors.Join(fillErr, copyFile(program, root+path, 0o755))
 		}
-	}
-	for _, applet := range []string{"sh", "cat", "ls", "echo", "true"} {
-		if err := os.Symlink("busybox", filepath.Join(root, "bin", applet)); err != nil {
-			return err
+		for _, applet := range []string{"sh", "cat", "ls", "echo", "true"} {
+			fillErr = errors.Join(fillErr, os.Symlink("busybox", filepath.Join(root, "bin", applet)))
 		}
-	}
-	for name, mode := range map[string]os.FileMode{"text": 0o644, "broken": 0o755} {
-		if err := os.WriteFile(filepath.Join(root, name), []byte("neither a program nor a script\n"), mode); err != nil {
-			return err
+		for name, mode := range map[string]os.FileMode{"text": 0o644, "broken": 0o755} {
+			fillErr = errors.Join(fillErr, os.WriteFile(filepath.Join(root, name), []byte("neither a program nor a script\n"), mode))
 		}
-	}
-	return os.WriteFile(filepath.Join(root, "orphan"), []byte("#!/bin/nobody\n"), 0o755)
-})
-
-// program is testenv.Binary for those who have no test at hand.
-func program(name string) string {
-	for _, dir := range []string{os.Getenv(testenv.BinEnv), "../bin"} {
-		if path := filepath.Join(dir, name); dir != "" && fileExists(path) {
-			return path
-		}
-	}
-	if path, err := exec.LookPath(name); err == nil {
-		return path
-	}
-	return name
+		fillErr = errors.Join(fillErr, os.WriteFile(filepath.Join(root, "orphan"), []byte("#!/bin/nobody\n"), 0o755))
+	})
+	return fillErr
 }
+
+var (
+	fillOnce sync.Once
+	fillErr  error
+)
 
 func fileExists(path string) bool {
 	_, err := os.Stat(path)
@@ -97,7 +88,7 @@ func copyFile(from, to string, mode os.FileMode) error {
 func begin(t *testing.T) {
 	t.Helper()
 	testenv.RequireVM(t)
-	if err := fillRoot(); err != nil {
+	if err := fillRoot(t); err != nil {
 		t.Fatalf("cannot make a root for the sandboxes: %v", err)
 	}
 	testenv.NothingLeft(t)

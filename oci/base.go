@@ -117,7 +117,7 @@ func base(in Intent) *specs.Spec {
 			GIDMappings:       []specs.LinuxIDMapping{{ContainerID: 0, HostID: in.HostID, Size: blockSize}},
 			Namespaces:        namespaces(in.NetNS),
 			CgroupsPath:       in.CgroupsPath,
-			RootfsPropagation: "rprivate",
+			RootfsPropagation: "private",
 			MaskedPaths:       slices.Clone(maskedPaths),
 			ReadonlyPaths:     slices.Clone(readonlyPaths),
 			Resources:         resources(in),

@@ -56,7 +56,7 @@ func Runtimes() []string {
 // cgroup, and the seccomp profile is always part of it.
 //
 // The result holds no capability, hook or annotation, whatever in says. Every
-// mount is nosuid and nodev. An intent that cannot be kept is refused.
+// mount is nosuid, and nodev but for /dev. An intent that cannot be kept is refused.
 func Render(runtime string, in Intent) (*specs.Spec, error) {
 	d, ok := dialects[runtime]
 	if !ok {

@@ -179,7 +179,10 @@ func identify(fd int) (inode, error) {
 // its reasons in the kernel's log only.
 func (d openDirs) explain(target string, err error) error {
 	e := &PathError{Verb: "mount", Object: "target", Path: target, Why: err.Error(), cause: err}
+	var unsupported *UnsupportedError
 	switch {
+	case errors.As(err, &unsupported):
+		return err
 	case errors.Is(err, unix.EPERM):
 		e.Why, e.Fix = "no right to mount here", "Run the engine as root with CAP_SYS_ADMIN."
 	case errors.Is(err, unix.ENODEV):

@@ -39,8 +39,8 @@ var overlayOptions = []struct{ key, value string }{
 // Holds because: the overlay has no upper directory, and the mount is attached with the flags set.
 // Not covered: noexec, since the program runs from here. Checked by: TestMountFlags.
 const (
-	mountAttrs  = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
-	legacyFlags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
+	mountAttrs = unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV
+	mountFlags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
 )
 
 // Mount puts a read-only overlay of layer over lowers (from top to bottom) on the
@@ -67,20 +67,32 @@ func Mount(layer string, lowers []string, target string) error {
 	}
 	defer unix.Close(dst)
 
-	err = mountFD(dirs.paths(), dst)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) {
-		// Before Linux 6.7 overlayfs takes all lower directories as one string,
-		// and mount(2) is the only call that accepts more than 255 bytes of it.
-		err = mountLegacy(dirs.paths(), dst)
+	var host unix.Utsname
+	if err := unix.Uname(&host); err != nil {
+		return fmt.Errorf("cannot read the kernel's version: %w", err)
 	}
-	if err != nil {
+	mount := mountOneByOne
+	if !atLeast(unix.ByteSliceToString(host.Release[:]), 6, 8) {
+		mount = mountAtOnce
+	}
+	if err := mount(dirs.paths(), dst); err != nil {
 		return dirs.explain(target, err)
 	}
 	return nil
 }
 
-// mountFD mounts with the kernel's mount API.
-func mountFD(lowers []string, target int) error {
+// atLeast reports whether a kernel release, "6.1.0-57-cloud-amd64", is this version or
+// later. Asking overlayfs itself would leave a complaint in the kernel's log each time.
+func atLeast(release string, major, minor int) bool {
+	var gotMajor, gotMinor int
+	if _, err := fmt.Sscanf(release, "%d.%d", &gotMajor, &gotMinor); err != nil {
+		return false
+	}
+	return gotMajor > major || gotMajor == major && gotMinor >= minor
+}
+
+// mountOneByOne gives overlayfs one directory after the other, in any number.
+func mountOneByOne(lowers []string, target int) error {
 	ctx, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
 		return err
@@ -110,8 +122,9 @@ func mountFD(lowers []string, target int) error {
 	return unix.MoveMount(mnt, "", target, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 }
 
-// mountLegacy mounts with mount(2), whose options fit into one page.
-func mountLegacy(lowers []string, target int) error {
+// mountAtOnce is for Linux before 6.8, where overlayfs takes all directories as one
+// string: mount(2) accepts a page of it, the newer calls only 255 bytes.
+func mountAtOnce(lowers []string, target int) error {
 	options := []string{"lowerdir=" + strings.Join(lowers, ":")}
 	for _, o := range overlayOptions {
 		options = append(options, o.key+"="+o.value)
@@ -120,10 +133,10 @@ func mountLegacy(lowers []string, target int) error {
 	if len(data) >= os.Getpagesize() {
 		return &UnsupportedError{
 			Feature: fmt.Sprintf("an overlay of %d directories", len(lowers)), Where: "this kernel",
-			Fix: "Use Linux 6.7 or later, or an image of fewer layers.",
+			Fix: "Use Linux 6.8 or later, or an image of fewer layers.",
 		}
 	}
-	return unix.Mount("engine", fdPath(target), "overlay", legacyFlags, data)
+	return unix.Mount("engine", fdPath(target), "overlay", mountFlags, data)
 }
 
 // fdPath is a path of an open descriptor.

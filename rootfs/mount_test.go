@@ -226,7 +226,13 @@ func TestMountManyLowers(t *testing.T) {
 		lowers = append(lowers, dir)
 	}
 	for _, n := range []int{1, 128, 499} {
-		if err := rootfs.Mount(layer, lowers[:n], target); err != nil {
+		err := rootfs.Mount(layer, lowers[:n], target)
+		var unsupported *rootfs.UnsupportedError
+		if n > 128 && errors.As(err, &unsupported) && oldKernel(t) {
+			t.Logf("not possible here: %v", err)
+			break
+		}
+		if err != nil {
 			t.Fatalf("Mount of %d lowers: %v", n, err)
 		}
 		if got, err := os.ReadFile(filepath.Join(target, "who")); err != nil || string(got) != "0" {
@@ -240,6 +246,20 @@ func TestMountManyLowers(t *testing.T) {
 	if err := rootfs.Mount(layer, append(lowers, t.TempDir()), target); err == nil {
 		t.Error("500 lowers were accepted")
 	}
+}
+
+// oldKernel reports whether this kernel takes the directories of an overlay as one string.
+func oldKernel(t *testing.T) bool {
+	t.Helper()
+	var host unix.Utsname
+	if err := unix.Uname(&host); err != nil {
+		t.Fatal(err)
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(host.Release[:]), "%d.%d", &major, &minor); err != nil {
+		t.Fatal(err)
+	}
+	return major < 6 || major == 6 && minor < 8
 }
 
 // TestMountOnFileSystems stands an overlay on what hosts have.

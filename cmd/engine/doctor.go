@@ -12,7 +12,6 @@ import (
 
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/engine/doctor"
-	"github.com/direct-oci/engine/engine/ociruntime"
 )
 
 func (a *app) doctorCommand() *cobra.Command {
@@ -39,11 +38,13 @@ func (a *app) doctor(ctx context.Context, try bool) error {
 		StateDir: a.host.StateDir, RunDir: a.host.RunDir, CgroupRoot: a.host.CgroupRoot, Beside: beside,
 	})
 	if try && report.Fit {
-		runs, err := a.tryRuns(ctx, beside)
+		runs, err := a.tryRuns(ctx, report.Runtimes)
 		if err != nil {
 			return err
 		}
+		runtimes := report.Runtimes
 		report = doctor.Sum(append(report.Checks, runs...))
+		report.Runtimes = runtimes
 	}
 	if !report.Fit {
 		a.status = statusUnfit
@@ -80,7 +81,7 @@ func checkup(r doctor.Report) string {
 
 // tryRuns runs a program under each runtime that is here: this one, which is
 // static and needs nothing beside it in its root.
-func (a *app) tryRuns(ctx context.Context, beside string) (findings []doctor.Finding, err error) {
+func (a *app) tryRuns(ctx context.Context, runtimes []string) (findings []doctor.Finding, err error) {
 	root, err := os.MkdirTemp("", "engine-doctor-")
 	if err != nil {
 		return nil, engine.Failed("no_directory", "cannot make a root to run in: %w", err)
@@ -96,13 +97,7 @@ func (a *app) tryRuns(ctx context.Context, beside string) (findings []doctor.Fin
 	if err != nil {
 		return nil, engine.Failed("no_directory", "cannot make a root to run in: %w", err)
 	}
-	for _, runtime := range engine.Runtimes {
-		if runtime == "auto" {
-			continue
-		}
-		if _, err := ociruntime.Look(runtime, []string{beside}); err != nil && runtime != "embedded" {
-			continue
-		}
+	for _, runtime := range runtimes {
 		findings = append(findings, a.tryRun(ctx, root, runtime))
 	}
 	return findings, nil
@@ -133,7 +128,7 @@ func (a *app) tryRun(ctx context.Context, root, runtime string) doctor.Finding {
 		f.Found, f.Fix = message, fix
 	default:
 		f.Status, f.Found = doctor.OK, fmt.Sprintf("%.0f ms", res.Timing.TotalMs)
-		if err := a.host.Remove(res.ID); err != nil {
+		if err := a.remove(ctx, res.ID); err != nil {
 			f.Status, f.Found, f.Why = doctor.Warn, asError(err).Message, "the record of this run is left"
 		}
 	}

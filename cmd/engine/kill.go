@@ -1,7 +1,13 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"time"
+
 	"github.com/spf13/cobra"
+
+	"github.com/direct-oci/engine/engine"
 )
 
 func (a *app) killCommand() *cobra.Command {
@@ -20,7 +26,37 @@ func (a *app) rmCommand() *cobra.Command {
 		Use:   "rm ID...",
 		Short: "delete what is on record about runs that have ended",
 		Args:  atLeastOne,
-		RunE:  func(_ *cobra.Command, args []string) error { return a.each(args, a.host.Remove) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.each(args, func(id string) error { return a.remove(cmd.Context(), id) })
+		},
+	}
+}
+
+// teardownTime bounds how long a monitor needs for what the caller of a run was
+// not kept waiting for.
+const teardownTime = 10 * time.Second
+
+// remove deletes the record of a run that has ended. A monitor may still be
+// tearing down a run whose result is known already: that is waited for.
+func (a *app) remove(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, teardownTime)
+	defer cancel()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := a.host.Remove(id)
+		var e *engine.Error
+		if !errors.As(err, &e) || e.Kind != "running" {
+			return err
+		}
+		if record, loadErr := a.host.Load(id); loadErr != nil || record.Result == nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-tick.C:
+		}
 	}
 }
 

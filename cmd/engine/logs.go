@@ -77,7 +77,7 @@ func (a *app) logs(ctx context.Context, l logs, id string) error {
 func openOutput(ctx context.Context, path string, more func() bool) (*journal.OutputReader, error) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	for last := false; ; last = !more() {
+	for last := !more(); ; last = !more() {
 		r, err := journal.OpenOutput(path)
 		switch {
 		case err == nil:

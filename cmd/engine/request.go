@@ -61,7 +61,7 @@ func (r *request) addLimitFlags(flags *pflag.FlagSet) {
 	sizeFlag(flags, &l.WorkspaceSize, "workspace-size", "256MiB", "size of /workload, counted as memory when used")
 	sizeFlag(flags, &l.OutputKept, "output-limit", "1MB", "output kept on record, of each stream; more is passed on and counted")
 	sizeFlag(flags, &l.OutputMax, "output-max", "", "output, of both streams, after which the run is ended (default off)")
-	pairFlag(flags, "secret", "NAME=@FILE", "environment variable of the program, read from a file as it stands; repeatable", r.addSecret)
+	pairFlag(flags, "secret", "NAME=@FILE", "secret of the program, from a file: an environment variable, or the path of a file inside if it has several lines; repeatable", r.addSecret)
 	pairFlag(flags, "label", "K=V", "label of the run's record; repeatable", r.addLabel)
 	flags.BoolVar(&r.BestEffortLimits, "best-effort-limits", false, "run even where this host cannot enforce a limit; the result lists which")
 }
@@ -176,9 +176,6 @@ func readSecret(path string) ([]byte, error) {
 	}
 	if len(val) > maxSecret {
 		return nil, fmt.Errorf("%s is larger than %d bytes", path, maxSecret)
-	}
-	if slices.Contains(val, 0) {
-		return nil, fmt.Errorf("%s holds a NUL byte, which no environment variable can", path)
 	}
 	return val, nil
 }

@@ -11,11 +11,15 @@ import (
 // report prints a result and takes the exit status from it.
 func (a *app) report(res engine.Result, limits engine.Limits) error {
 	a.status = engine.ExitStatus(res)
-	if message, fix := verdict(res, limits); message != "" {
-		a.say(message, fix)
-	}
 	if len(res.Unenforced) > 0 {
 		a.say("not enforced on this host: "+strings.Join(res.Unenforced, ", "), "")
+	}
+	message, fix := verdict(res, limits)
+	switch {
+	case res.Error != nil:
+		a.complain(message, fix)
+	case message != "":
+		a.say(message, fix)
 	}
 	if a.json {
 		return a.printJSON(res)
@@ -36,9 +40,9 @@ func verdict(res engine.Result, limits engine.Limits) (message, fix string) {
 	case engine.ReasonTimeout:
 		return fmt.Sprintf("run %s was ended at its deadline of %s", res.ID, limits.Timeout), "raise it with --timeout"
 	case engine.ReasonOOM:
-		return fmt.Sprintf("run %s ran out of its %s of memory", res.ID, oci.FormatSize(limits.Memory)), "raise it with --memory"
+		return fmt.Sprintf("run %s ran out of its %s of memory", res.ID, sizeOf(limits.Memory)), "raise it with --memory"
 	case engine.ReasonOutput:
-		return fmt.Sprintf("run %s was ended after %s of output", res.ID, oci.FormatSize(limits.OutputMax)), "raise it with --output-max"
+		return fmt.Sprintf("run %s was ended after %s of output", res.ID, sizeOf(limits.OutputMax)), "raise it with --output-max"
 	case engine.ReasonSignal:
 		name := "a signal"
 		if res.Signal != nil {
@@ -55,6 +59,19 @@ func verdict(res engine.Result, limits engine.Limits) (message, fix string) {
 		return fmt.Sprintf("run %s failed inside the engine", res.ID), "engine inspect " + res.ID
 	}
 	return "", ""
+}
+
+// sizeOf writes a limit as it was most likely given.
+func sizeOf(n int64) string {
+	for _, u := range []struct {
+		name string
+		size int64
+	}{{"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}} {
+		if n > 0 && n%u.size == 0 {
+			return fmt.Sprintf("%d%s", n/u.size, u.name)
+		}
+	}
+	return oci.FormatSize(n)
 }
 
 // refusal is the result of a run that never started.

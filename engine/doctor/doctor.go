@@ -42,6 +42,9 @@ type Report struct {
 	Fit    bool      `json:"fit"`   // a run would work
 	Score  int       `json:"score"` // of 100: a warning counts half of what a check does
 	Checks []Finding `json:"checks"`
+
+	// Runtimes can be asked for by a run on this host.
+	Runtimes []string `json:"runtimes"`
 }
 
 // Options say where to look. Empty directories are not the defaults: give those.
@@ -79,13 +82,15 @@ func check(ctx context.Context, h host) Report {
 	for _, check := range []func() []Finding{
 		h.privilege, h.kernel, h.container,
 		h.control, h.overlay, h.namespaces, h.seccomp,
-		func() []Finding { return h.programs(ctx) },
-		h.directories,
+		h.programs, h.directories,
 		h.sysctls, h.swap, h.modules, h.corePattern, h.clock,
 	} {
 		findings = append(findings, check()...)
 	}
-	return Sum(findings)
+	runtimes, checks := h.runtimes(ctx)
+	r := Sum(append(findings, checks...))
+	r.Runtimes = runtimes
+	return r
 }
 
 // Sum makes a report of findings.

@@ -22,8 +22,8 @@ type knob struct {
 
 var knobs = []knob{
 	{
-		"kernel.yama.ptrace_scope", func(v int) bool { return v <= 1 }, 1,
-		"gVisor traces the processes of its sandboxes, which 2 and 3 forbid", true,
+		"kernel.yama.ptrace_scope", func(v int) bool { return v == 1 }, 1,
+		"0 lets a process look into its neighbours; 2 and 3 forbid gVisor to trace its own", true,
 	},
 	{
 		"kernel.io_uring_disabled", func(v int) bool { return v >= 1 }, 2,

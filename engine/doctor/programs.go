@@ -14,7 +14,7 @@ import (
 	"github.com/direct-oci/engine/engine/ociruntime"
 )
 
-func (h host) programs(ctx context.Context) []Finding {
+func (h host) programs() []Finding {
 	var findings []Finding
 	for _, name := range []string{"engine-monitor", "engine-init"} {
 		const why = "every run is watched over by engine-monitor, and starts with engine-init"
@@ -25,35 +25,44 @@ func (h host) programs(ctx context.Context) []Finding {
 		}
 		findings = append(findings, one(name, OK, path, why, "")...)
 	}
-	for _, name := range []string{"runsc", "runc", "crun"} {
-		findings = append(findings, h.runtime(ctx, name)...)
-	}
 	return findings
 }
 
-// runtime looks at one OCI runtime. None of them is needed: the engine has one
+// runtimes looks at the OCI runtimes. None of them is needed: the engine has one
 // built in. One that is there and must not be used is worth a warning.
-func (h host) runtime(ctx context.Context, name string) []Finding {
+func (h host) runtimes(ctx context.Context) (usable []string, findings []Finding) {
+	usable = []string{"embedded"}
+	for _, name := range []string{"runsc", "runc", "crun"} {
+		f, ok := h.runtime(ctx, name)
+		if findings = append(findings, f...); ok {
+			usable = append(usable, name)
+		}
+	}
+	return usable, findings
+}
+
+func (h host) runtime(ctx context.Context, name string) (f []Finding, usable bool) {
 	why := "used when a run asks for --runtime " + name
 	if name == "runsc" {
 		why = "gVisor keeps a program from the host's kernel altogether, and is preferred where it is there"
 	}
 	path, err := ociruntime.Look(name, []string{h.Beside})
 	if err != nil {
-		return one(name, status(name != "runsc", Warn), "not installed", why, "install "+name+" beside engine, in "+h.Beside)
+		return one(name, status(name != "runsc", Warn), "not installed", why, "install "+name+" beside engine, in "+h.Beside), false
 	}
 	version, err := ociruntime.Version(ctx, path, "")
 	if err != nil {
-		return one(name, Warn, err.Error(), why, "install "+name+" anew")
+		return one(name, Warn, err.Error(), why, "install "+name+" anew"), false
 	}
+	found := path + " " + version
 	warning, refused := ociruntime.Floor(name, version)
 	switch {
 	case refused != nil:
-		return one(name, Warn, fmt.Sprintf("%s %s", path, version), refused.Error(), remedy(refused))
+		return one(name, Warn, found, refused.Error(), remedy(refused)), false
 	case warning != "":
-		return one(name, Warn, fmt.Sprintf("%s %s", path, version), warning, "install a newer "+name)
+		return one(name, Warn, found, warning, "install a newer "+name), true
 	}
-	return one(name, OK, fmt.Sprintf("%s %s", path, version), why, "")
+	return one(name, OK, found, why, ""), true
 }
 
 const (

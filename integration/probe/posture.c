@@ -56,7 +56,7 @@ static void descriptors(void)
 {
 	for (int fd = 0; fd < 4096; fd++)
 		if (fcntl(fd, F_GETFD) >= 0)
-			printf("fd %d\n", fd);
+			printf("fd %d%s\n", fd, fcntl(fd, F_GETFL) & O_NONBLOCK ? " nonblocking" : "");
 }
 
 static void namespaces(void)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -30,8 +31,8 @@ type State []string
 
 // HostState lists the processes, mounts, namespaces, links, cgroups, nft
 // tables and files that exist now. Left out is what the engine keeps on purpose:
-// its three upper cgroups, its shared top layer, the lock files of its uid blocks,
-// what it knows of the runtimes' versions, and the records of runs that are over.
+// its three upper cgroups, what runs share in the run directory (top layer, locks of
+// uid blocks, versions of the runtimes), and the records of runs that are over.
 //
 // In the test machine all processes and namespaces count; on a host only those
 // that the engine or a runtime may have made, since others come and go.
@@ -235,14 +236,16 @@ func tables() ([]string, error) {
 	return slices.Collect(strings.Lines(string(out))), nil
 }
 
+// shared matches what the runs of a host have in common in the run directory.
+var shared = regexp.MustCompile(`^(uids|layer\.lock|layer-(stamp-)?[0-9a-f]+|version-[a-z]+-[0-9a-f-]+)$`)
+
 // runFiles lists the run directory down to the second level: below that is the
 // inside of a sandbox.
 func runFiles() ([]string, error) {
 	return below("file", RunDir, func(path string, _ fs.DirEntry) bool {
 		rel := strings.TrimPrefix(path, RunDir+"/")
 		top, _, _ := strings.Cut(rel, "/")
-		kept := top == "uids" || strings.HasPrefix(top, "layer") || strings.HasPrefix(top, "version-")
-		return path != RunDir && !kept && strings.Count(rel, "/") < 2
+		return path != RunDir && !shared.MatchString(top) && strings.Count(rel, "/") < 2
 	})
 }
 

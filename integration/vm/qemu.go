@@ -169,7 +169,10 @@ func (t *tail) String() string {
 }
 
 const (
-	emulation = "tcg,thread=multi,tb-size=512"
+	// One thread for all processors: with one each, a processor was seen to execute
+	// half of an instruction that another was patching (a static key of the scheduler,
+	// at the first cpu.max), which panics the guest.
+	emulation = "tcg,thread=single,tb-size=512"
 	hardware  = "kvm"
 )
 

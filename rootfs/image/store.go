@@ -38,9 +38,11 @@ type Store struct {
 const (
 	defaultMaxBytes   = 64 << 30
 	defaultMaxEntries = 1_000_000
-	reserve           = 1 << 30 // bytes an import leaves free by default
-	metadataFile      = "image.json"
-	rootfsDir         = "rootfs"
+	// An import leaves this much of the disk free by default: a twentieth, and no
+	// more than reserve bytes.
+	reserve, reservePart = 1 << 30, 20
+	metadataFile         = "image.json"
+	rootfsDir            = "rootfs"
 )
 
 // Image describes one image. It is what image.json holds.
@@ -169,7 +171,8 @@ func (t *tree) limit() error {
 	if err := unix.Fstatfs(int(t.root.Fd()), &st); err != nil {
 		return fmt.Errorf("cannot read free space: %w", err)
 	}
-	t.maxBytes = max(0, min(defaultMaxBytes, int64(st.Bavail)*st.Bsize-reserve))
+	kept := min(reserve, int64(st.Blocks)*st.Bsize/reservePart)
+	t.maxBytes = max(0, min(defaultMaxBytes, int64(st.Bavail)*st.Bsize-kept))
 	return nil
 }
 
