@@ -62,6 +62,10 @@ bin/runsc: integration/tools/runsc/go.mod integration/tools/runsc/go.sum | setup
 	@cd $(<D) && CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w -X gvisor.dev/gvisor/runsc/version.version=$(RUNSC_VERSION)' \
 		-o '$(CURDIR)/$@' gvisor.dev/gvisor/runsc
 
+# What the tests run inside sandboxes.
+bin/probe: $(wildcard integration/probe/*.[ch]) | setup
+	musl-gcc -std=c11 -O2 -Wall -Wextra -Wshadow -Wstrict-prototypes -Werror -static -s -o $@ $(filter %.c,$^)
+
 .PHONY: $(VM)
 $(VM): | setup
 	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w' -o build/vm/guest ./integration/vm/cmd/guest
@@ -82,12 +86,12 @@ test-unit: build ## run the tests that need no machine of their own
 	go test $$(go list ./... | grep -v '/integration')
 
 .PHONY: test-vm
-test-vm: build tools $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
+test-vm: build tools bin/probe $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
 	go test ./integration/vm/...
 	$(VM) test -timeout 20m $(VMFLAGS) $(VM_TESTS)
 
 .PHONY: test-host
-test-host: build tools ## run the same tests on this host: as root, pure cgroup v2
+test-host: build tools bin/probe ## run the same tests on this host: as root, pure cgroup v2
 	ENGINE_TEST_HOST=1 ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -p 1 $(VM_TESTS)
 
 .PHONY: bench

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -234,6 +235,10 @@ func feed(from int) (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, Failed("no_descriptors", "cannot make a pipe for input: %w", err)
+	}
+	// The far end shares this setting, and programs do not expect EAGAIN.
+	if err := unix.SetNonblock(int(r.Fd()), false); err != nil {
+		return nil, errors.Join(Failed("no_descriptors", "cannot set up the pipe for input: %w", err), r.Close(), w.Close())
 	}
 	go func() {
 		defer w.Close()

@@ -71,6 +71,7 @@ var maskedPaths = []string{
 	"/proc/latency_stats",
 	"/proc/modules",
 	"/proc/pagetypeinfo",
+	"/proc/pressure",
 	"/proc/sched_debug",
 	"/proc/scsi",
 	"/proc/slabinfo",
