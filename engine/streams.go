@@ -158,7 +158,10 @@ func (o *outputs) forward(p *pump) {
 			gone = true
 			go o.refuse(p)
 		}
-		p.free <- chunk[:0:cap(chunk)]
+		select {
+		case p.free <- chunk[:0:cap(chunk)]:
+		default: // one more than there were: the reader did not wait, for the sandbox is dead
+		}
 	}
 	for _, chunk := range p.late {
 		gone = gone || writeAll(p.sink, chunk) != nil

@@ -86,6 +86,34 @@ func TestDrainDoesNotWaitForTheCaller(t *testing.T) {
 	}
 }
 
+// The end of a sandbox whose output is still on its way, at every moment.
+func TestEndMeetsOutputInFlight(t *testing.T) {
+	null := devNull(t)
+	for range 300 {
+		o, _ := testOutputs(t, 0, null, null)
+		o.start()
+		for range 8 {
+			if _, err := o.pumps[0].write.Write(make([]byte, 100<<10)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		o.closeWriters()
+		if !o.drain(10 * time.Second) {
+			t.Fatal("the output was not read to its end")
+		}
+		flushed := make(chan struct{})
+		go func() { o.flush(nil, nil); close(flushed) }()
+		select {
+		case <-flushed:
+		case <-time.After(10 * time.Second):
+			t.Fatal("the output was not passed on to its end")
+		}
+		if err := o.record.Close(false); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A caller that is gone must not stop the program or the record.
 func TestOutputSurvivesACallerThatIsGone(t *testing.T) {
 	r, w := pipe(t)
