@@ -46,6 +46,14 @@ bin/engine: | setup
 bin/engine-monitor: | setup
 	@CGO_ENABLED=1 $(GO_BUILD) -tags 'netgo osusergo' -ldflags '-s -w $(STAMP) $(STATIC_CGO)' -o $@ ./cmd/engine-monitor
 
+# Programs that can be killed at any step by name: for the fault tests, which put them
+# in the place of the others. Nothing of it is in those.
+.PHONY: faults
+faults: build tools ## build the programs of the fault tests into bin/
+	CGO_ENABLED=0 $(GO_BUILD) -tags failpoint -ldflags '-s -w $(STAMP)' -o bin/engine-failpoint ./cmd/engine
+	CGO_ENABLED=1 $(GO_BUILD) -tags 'failpoint netgo osusergo' -ldflags '-s -w $(STAMP) $(STATIC_CGO)' -o bin/engine-monitor-failpoint ./cmd/engine-monitor
+	CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w' -o bin/nth ./integration/faults/cmd/nth
+
 bin/engine-init: | setup
 	@$(MAKE) -s --no-print-directory -C cmd/engine-init OUT='$(CURDIR)/$@'
 

@@ -19,6 +19,10 @@ type Host struct {
 	CgroupRoot string `json:"cgroupRoot"` // empty: engine, below the cgroup2 mount
 	Monitor    string `json:"monitor"`    // engine-monitor; empty: beside this program, then on the system's PATH
 	Init       string `json:"init"`       // engine-init; likewise
+
+	// No run starts while less is free, in bytes. Zero is 64 MiB, negative none.
+	MinFreeDisk   int64 `json:"minFreeDisk"`   // in StateDir and in RunDir
+	MinFreeMemory int64 `json:"minFreeMemory"` // of the host, as the kernel estimates it
 }
 
 // resolved fills in what was left empty. The programs must exist.

@@ -119,18 +119,21 @@ func newCaller(conn net.Conn, decoder *json.Decoder) *caller {
 
 func (c *caller) cancel() { c.once.Do(func() { close(c.cancelled) }) }
 
-// tell says that the result is there. A caller that is gone does not hear it.
-func (c *caller) tell() { json.NewEncoder(c.conn).Encode(message{Done: true}) }
+// tell says that the result is there, or why it is not. A caller that is gone does
+// not hear it.
+func (c *caller) tell(err *Error) { json.NewEncoder(c.conn).Encode(message{Done: true, Error: err}) }
 
 const controlFifo = "control"
 
 // openControl makes the run's directory and in it the fifo through which any process
 // of root's can cancel the run.
 func (sb *sandbox) openControl(cancel func()) error {
+	defer sb.clock.phase("directory")()
 	dir := sb.dir()
 	if err := os.Mkdir(dir, 0o711); err != nil {
 		return Failed("no_directory", "cannot make directory=%s: %w", dir, err)
 	}
+	failpoint("unmarked-directory")
 	if err := os.Symlink(sb.lockPath(), filepath.Join(dir, lockLink)); err != nil {
 		return Failed("no_directory", "cannot mark directory=%s: %w", dir, err)
 	}

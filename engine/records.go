@@ -49,6 +49,9 @@ type Record struct {
 	Request  Request    `json:"request"`
 	Result   *Result    `json:"result"`   // nil until it has ended
 	Problems []string   `json:"problems"` // records that cannot be read
+
+	newer   bool // some were written by a later version of the engine
+	unbegun bool // nothing is on record but the id, so there never was a sandbox
 }
 
 // reason is why the run ended, in a word, for messages.
@@ -163,7 +166,10 @@ func (h Host) load(id string) (Record, error) {
 	r := Record{ID: id, State: stateOf[last], Alive: alive, Problems: []string{}}
 	for _, p := range problems {
 		r.Problems = append(r.Problems, p.Error())
+		var bad *journal.RecordError
+		r.newer = r.newer || errors.As(p, &bad) && bad.Newer
 	}
+	r.unbegun = last == "" && len(problems) == 0
 	if header, err := run.Read(journal.Intent, &r.Request); err == nil {
 		r.Created = header.Time
 	}
@@ -210,7 +216,20 @@ func (h Host) Await(ctx context.Context, prefix string) (Record, error) {
 	if err := h.awaitResult(ctx, id); err != nil {
 		return Record{}, err
 	}
-	return h.Load(id)
+	rec, err := h.Load(id)
+	if err == nil && rec.Result == nil {
+		err = noResult(rec)
+	}
+	return rec, err
+}
+
+// noResult explains a run that is over and has no result to show.
+func noResult(r Record) *Error {
+	why := "none is on record"
+	if len(r.Problems) > 0 {
+		why = strings.Join(r.Problems, "; ")
+	}
+	return Failed("lost", "cannot read the result of run=%s: %s", r.ID, why)
 }
 
 // Remove deletes the record of a run that has ended, output included.

@@ -105,9 +105,11 @@ func (sb *sandbox) choose(ctx context.Context) (err error) {
 	if sb.image, err = openImage(sb.Host, sb.Request); err != nil {
 		return err
 	}
+	failpoint("before-uids")
 	if sb.ids, err = takeIDBlock(sb.Host, sb.Request.ID); err != nil {
 		return err
 	}
+	failpoint("after-uids")
 	sb.cpus, err = rootfs.AffinityCPUs(sb.Request.Limits.CPUs, sb.ids.slot)
 	if err != nil {
 		return Failed("no_cpus", "%w", err)
@@ -128,10 +130,13 @@ func (sb *sandbox) limit() (err error) {
 			l.CPUSet = cpuList(sb.cpus)
 		}
 	}
-	sb.group, sb.unenforced, err = sb.Hierarchy.Create("run/"+sb.Request.ID, l)
+	name := "run/" + sb.Request.ID
+	sb.group = sb.Hierarchy.Group(name) // known to teardown also when it is made by half
+	_, sb.unenforced, err = sb.Hierarchy.Create(name, l)
 	if err != nil {
 		return Failed("no_cgroup", "%w", err)
 	}
+	failpoint("unmarked-cgroup")
 	if err := unix.Setxattr(sb.group.Dir, lockXattr, []byte(sb.lockPath()), 0); err != nil {
 		return Failed("no_cgroup", "cannot mark cgroup=%s: %w", sb.group.Dir, err)
 	}
@@ -221,6 +226,9 @@ func (sb *sandbox) writeFiles() (err error) {
 	if sb.binds, err = rootfs.ProcFiles(sb.dir("proc"), sb.cpus, sb.Request.Limits.Memory); err != nil {
 		return err
 	}
+	if err := sb.record.Reserve(); err != nil {
+		return err
+	}
 	if sb.output, err = journal.CreateOutput(sb.record.OutputPath(), sb.Request.Limits.OutputKept); err != nil {
 		return err
 	}
@@ -252,6 +260,7 @@ func (sb *sandbox) launch(ctx context.Context) error {
 		return err
 	}
 	go sb.send(conn, stdin)
+	failpoint("after-job-sent")
 	if err := sb.start(ctx, spec, theirs); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()

@@ -30,6 +30,7 @@ type app struct {
 	host   engine.Host
 	json   bool
 	quiet  bool
+	detach bool
 	status int // what the program exits with when nothing failed
 }
 

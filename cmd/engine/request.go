@@ -63,6 +63,7 @@ func (r *request) addLimitFlags(flags *pflag.FlagSet) {
 	sizeFlag(flags, &l.OutputMax, "output-max", "", "output, of both streams, after which the run is ended (default off)")
 	pairFlag(flags, "secret", "NAME=@FILE", "secret of the program, from a file: an environment variable, or the path of a file inside if it has several lines; repeatable", r.addSecret)
 	pairFlag(flags, "label", "K=V", "label of the run's record; repeatable", r.addLabel)
+	flags.StringVar(&r.ID, "id", "", "`ID` of the run, 16 lower-case letters and digits: given twice it is the same run, started once")
 	flags.BoolVar(&r.BestEffortLimits, "best-effort-limits", false, "run even where this host cannot enforce a limit; the result lists which")
 }
 

@@ -391,7 +391,7 @@ func TestSweepFinishesWhatCrashed(t *testing.T) {
 	if err := flock(held, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		t.Fatal(err)
 	}
-	swept, err := Sweep(state)
+	swept, err := Sweep(state, false)
 	if err != nil {
 		t.Fatal(err)
 	}
