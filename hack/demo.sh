@@ -19,7 +19,7 @@ qualifies() {
 }
 
 if qualifies; then
-	exec build/demo/demo
+	exec build/demo/demo -engine "$PWD/bin/engine" -state-dir "$PWD/build/demo/state"
 fi
 
 echo "demo: this host has no pure cgroup v2, so the programs run in the test machine. Where it"
