@@ -31,6 +31,7 @@ if [ ! -e "$disk" ] || [ build/demo/key -nt "$disk" ]; then
 	mke2fs -q -t ext4 -m 0 -d build/demo/state "$disk.new"
 	mv "$disk.new" "$disk"
 fi
+# shellcheck disable=SC2016
 exec build/vm/vm run -memory 3072 -timeout 20m -disk "$disk:/mnt/state" \
 	-add build/demo/demo -add examples/orders/orders.csv \
 	'/job/demo -engine "$(command -v engine)" -state-dir /mnt/state -orders /job/orders.csv'
