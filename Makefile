@@ -40,24 +40,26 @@ build: bin/engine bin/engine-monitor bin/engine-init ## build the engine's stati
 # Go decides itself what is out of date.
 .PHONY: bin/engine bin/engine-monitor bin/engine-init
 bin/engine: | setup
-	CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w $(STAMP)' -o $@ ./cmd/engine
+	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w $(STAMP)' -o $@ ./cmd/engine
 
 # No tag for libseccomp: the filter is compiled beforehand and attached by engine-init.
 bin/engine-monitor: | setup
-	CGO_ENABLED=1 $(GO_BUILD) -tags 'netgo osusergo' -ldflags '-s -w $(STAMP) $(STATIC_CGO)' -o $@ ./cmd/engine-monitor
+	@CGO_ENABLED=1 $(GO_BUILD) -tags 'netgo osusergo' -ldflags '-s -w $(STAMP) $(STATIC_CGO)' -o $@ ./cmd/engine-monitor
 
 bin/engine-init: | setup
-	@$(MAKE) --no-print-directory -C cmd/engine-init OUT='$(CURDIR)/$@'
+	@$(MAKE) -s --no-print-directory -C cmd/engine-init OUT='$(CURDIR)/$@'
 
 .PHONY: tools
 tools: bin/runc bin/runsc ## build the pinned runc and runsc into bin/
 
 bin/runc: integration/tools/runc/go.mod integration/tools/runc/go.sum | setup
-	cd $(<D) && CGO_ENABLED=1 $(GO_BUILD) -tags 'seccomp netgo osusergo urfave_cli_no_docs' \
+	@echo "building runc" >&2
+	@cd $(<D) && CGO_ENABLED=1 $(GO_BUILD) -tags 'seccomp netgo osusergo urfave_cli_no_docs' \
 		-ldflags '-s -w $(STATIC_CGO)' -o '$(CURDIR)/$@' github.com/opencontainers/runc
 
 bin/runsc: integration/tools/runsc/go.mod integration/tools/runsc/go.sum | setup
-	cd $(<D) && CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w -X gvisor.dev/gvisor/runsc/version.version=$(RUNSC_VERSION)' \
+	@echo "building runsc: this takes minutes, once" >&2
+	@cd $(<D) && CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w -X gvisor.dev/gvisor/runsc/version.version=$(RUNSC_VERSION)' \
 		-o '$(CURDIR)/$@' gvisor.dev/gvisor/runsc
 
 # What the tests run inside sandboxes.
@@ -106,7 +108,7 @@ check: $(LINT)/gofumpt $(LINT)/staticcheck build ## format, vet, staticcheck, ra
 	go vet ./...
 	$(LINT)/staticcheck ./...
 	@if command -v golangci-lint >/dev/null; then golangci-lint run; else echo "golangci-lint: not installed, left out"; fi
-	@if command -v shellcheck >/dev/null; then shellcheck .ci/run hack/*.sh; else echo "shellcheck: not installed, left out"; fi
+	@if command -v shellcheck >/dev/null; then shellcheck --severity=warning .ci/run hack/*.sh; else echo "shellcheck: not installed, left out"; fi
 	go test -race $$(go list ./... | grep -v '/integration')
 
 $(LINT)/%: integration/tools/lint/go.mod integration/tools/lint/go.sum | setup

@@ -60,7 +60,9 @@ func monitor(embedded ociruntime.Runtime) error {
 		return err
 	}
 	sb.clock.add("monitor", h.StartedAt, bootNow())
-	return sb.run(context.Background(), newCaller(conn, decoder))
+	c := newCaller(conn, decoder)
+	sb.callerGone = c.gone
+	return sb.run(context.Background(), c)
 }
 
 // takeStdio moves the caller's streams away from 0, 1 and 2, so that nothing this

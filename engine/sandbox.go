@@ -38,6 +38,8 @@ type sandbox struct {
 	embedded ociruntime.Runtime
 	clock    clock
 	stdio    [3]int // the caller's streams
+	// callerGone is closed when the caller is.
+	callerGone <-chan struct{}
 
 	runtime    ociruntime.Runtime
 	image      imageRoot
@@ -222,7 +224,7 @@ func (sb *sandbox) writeFiles() (err error) {
 	if sb.output, err = journal.CreateOutput(sb.record.OutputPath(), sb.Request.Limits.OutputKept); err != nil {
 		return err
 	}
-	sb.outputs, err = newOutputs(sb.output, sb.Request.Limits.OutputMax, sb.stdio[1], sb.stdio[2])
+	sb.outputs, err = newOutputs(sb.output, sb.Request.Limits.OutputMax, sb.stdio[1], sb.stdio[2], sb.callerGone)
 	return err
 }
 

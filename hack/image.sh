@@ -72,7 +72,7 @@ build() {
 	mkdir -p "$work/usr/local/lib"
 	cp -r "$work.tsx/node_modules" "$work/usr/local/lib/node_modules"
 	ln -s ../lib/node_modules/.bin/tsx "$work/usr/local/bin/tsx"
-	rm -rf "$work.tsx" "$work"/var/cache/* "$work"/var/lib/apt/* "$work"/var/log/* "$work"/dev/*
+	rm -rf "$work.tsx" "${work:?}"/{var/cache,var/lib/apt,var/log,dev}/*
 	mv "$work" "$root"
 	echo "image: $(du -sh "$root" | cut -f 1) in $((SECONDS - started)) s"
 }

@@ -98,7 +98,9 @@ func base(in Intent) *specs.Spec {
 	spec := &specs.Spec{
 		Root:     &specs.Root{Path: in.Root, Readonly: true},
 		Hostname: cmp.Or(in.Hostname, defaultHostname),
-		Mounts:   mounts(in),
+		// Unset, the host's would show.
+		Domainname: noDomain,
+		Mounts:     mounts(in),
 		Process: &specs.Process{
 			User: specs.User{UID: in.UID, GID: in.GID, Umask: &umask},
 			Args: slices.Clone(in.Args),
