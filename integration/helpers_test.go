@@ -395,3 +395,14 @@ func same(t *testing.T, what string, got, want []string) {
 		t.Errorf("%s = %q, want %q", what, got, want)
 	}
 }
+
+// removeGroups removes a cgroup that a test had made, and those below it.
+func removeGroups(t *testing.T, root string) {
+	t.Helper()
+	testenv.WaitFor(t, testenv.Patience, "the cgroups below "+root+" to be removable", func() bool {
+		for _, dir := range []string{"/run", "/mon", ""} {
+			os.Remove(root + dir) // the last one decides
+		}
+		return !fileExists(root)
+	})
+}
