@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -26,6 +27,7 @@ func TestCallerIsKilled(t *testing.T) {
 	begin(t)
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		l := start(t, runtime, nil, "/bin/sh", "-c", "echo before; exec /probe hold")
+		l.says(t, "before")
 		if l.monitor(t) == 0 {
 			t.Fatal("the run has no monitor")
 		}
@@ -75,6 +77,7 @@ func TestMonitorIsKilled(t *testing.T) {
 	begin(t)
 	eachRuntimeInTurn(t, func(t *testing.T, runtime string) {
 		l := start(t, runtime, nil, "/probe", "shrug")
+		l.says(t, "here")
 		// Without a caller, which would clean up by itself.
 		l.Signal(t, os.Kill)
 		l.Wait(t)
@@ -118,37 +121,23 @@ func TestCallerOutlivesTheMonitor(t *testing.T) {
 	})
 }
 
-// TestProcessesOfASandbox looks at a sandbox from outside: every process of it, gVisor's
-// own included, is in the run's cgroup, has a user of the run's block and of no other
-// run, no namespace of the host's but that of a runtime's parent, and no capability
-// outside its own user namespace.
+// TestProcessesOfASandbox looks at two sandboxes from outside: every process of one,
+// gVisor's own included, is in its cgroup, in a user namespace that is not the host's,
+// and has a user of the run's block, which is not the other's.
 func TestProcessesOfASandbox(t *testing.T) {
 	begin(t)
 	eachRuntimeInTurn(t, func(t *testing.T, runtime string) {
-		var blocks []string
-		var lives []live
-		for range 2 {
-			l := start(t, runtime, nil, "/probe", "hold")
-			lives = append(lives, l)
-			block := ""
-			for pid, exe := range l.procs(t) {
-				status, err := os.ReadFile("/proc/" + pid + "/status")
-				if err != nil {
-					continue // ended
-				}
-				r := inside{report: report{"status": strings.Split(string(status), "\n")}}
-				uid := strings.Fields(r.status("Uid"))
-				if len(uid) != 4 || len(uid[0]) < 6 {
-					t.Errorf("%s %s runs as uid %q, want one of the run's block", exe, pid, uid)
-				}
-				block = uid[0][:4]
-				own, err := os.Readlink("/proc/" + pid + "/ns/user")
-				host, hostErr := os.Readlink("/proc/self/ns/user")
-				if err != nil || hostErr != nil || own == host {
-					t.Errorf("%s %s is in the host's user namespace (%v)", exe, pid, err)
-				}
+		lives := []live{start(t, runtime, nil, "/probe", "hold"), start(t, runtime, nil, "/probe", "hold")}
+		var blocks []int
+		for _, l := range lives {
+			found := l.blocks(t)
+			if len(found) != 1 {
+				t.Errorf("the processes of run %s have users of blocks %v, want one block", l.id, found)
 			}
-			blocks = append(blocks, block)
+			blocks = append(blocks, found...)
+		}
+		if len(blocks) == 2 && blocks[0] == blocks[1] {
+			t.Errorf("two runs have users of the same block %d", blocks[0])
 		}
 		for _, l := range lives {
 			if kill := testenv.Exec(t, "kill", l.id); kill.Status != 0 {
@@ -156,8 +145,29 @@ func TestProcessesOfASandbox(t *testing.T) {
 			}
 			l.end(t).want(t, "cancelled", 130)
 		}
-		if slices.Contains(blocks, "") {
-			t.Errorf("found no process of a sandbox: %q", blocks)
-		}
 	})
+}
+
+// blocks are the blocks of 65536 that the users of a run's processes belong to.
+func (l live) blocks(t *testing.T) []int {
+	t.Helper()
+	host, err := os.Readlink("/proc/self/ns/user")
+	must(t, err)
+	var found []int
+	for pid, exe := range l.procs(t) {
+		data, err := os.ReadFile("/proc/" + pid + "/status")
+		ns, nsErr := os.Readlink("/proc/" + pid + "/ns/user")
+		if err != nil || nsErr != nil {
+			continue // ended
+		}
+		status := inside{report: report{"status": strings.Split(string(data), "\n")}}
+		uid, err := strconv.Atoi(strings.Fields(status.status("Uid"))[0])
+		if err != nil || uid < 1<<17 || ns == host {
+			t.Errorf("process %s, %s, runs as uid %d in user namespace %s (the host's is %s)", pid, exe, uid, ns, host)
+		}
+		if !slices.Contains(found, uid>>16) {
+			found = append(found, uid>>16)
+		}
+	}
+	return found
 }

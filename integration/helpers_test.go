@@ -321,6 +321,17 @@ func start(t *testing.T, runtime string, flags []string, command ...string) live
 	return l
 }
 
+// says waits until the record of a run's output has these words, and returns stdout.
+func (l live) says(t *testing.T, words string) string {
+	t.Helper()
+	var logs testenv.Result
+	testenv.WaitFor(t, testenv.Patience, fmt.Sprintf("run %s to write %q", l.id, words), func() bool {
+		logs = testenv.Exec(t, "logs", l.id)
+		return strings.Contains(logs.Stdout, words)
+	})
+	return logs.Stdout
+}
+
 // end waits for the end of a run that start has started.
 func (l live) end(t *testing.T) result {
 	t.Helper()

@@ -113,11 +113,7 @@ func TestUsageOfCPU(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		idle := *overhead(t, runtime).BusyCPUSecs
 		l := start(t, runtime, []string{"--cpus", "2"}, "/probe", "burn", "2500", "+", "hold")
-		var logs testenv.Result
-		testenv.WaitFor(t, testenv.Patience, "the program to have burnt its time", func() bool {
-			logs = testenv.Exec(t, "logs", l.id)
-			return strings.Contains(logs.Stdout, "ready")
-		})
+		out := l.says(t, "ready")
 		outside := l.cpuSeconds(t)
 		if kill := testenv.Exec(t, "kill", l.id); kill.Status != 0 {
 			t.Error(kill)
@@ -129,7 +125,7 @@ func TestUsageOfCPU(t *testing.T) {
 			t.Errorf("busyCpuSecs = %.3f for processes charged %.3f, where an idle run is charged %.3f", got, outside, idle)
 		}
 		var inside float64
-		fmt.Sscanf(sections(logs.Stdout)["burn"], "cpu %f", &inside)
+		fmt.Sscanf(sections(out)["burn"], "cpu %f", &inside)
 		// gVisor's own count goes on while the host runs something else.
 		if runtime != "runsc" && (inside < 2.5 || got < 0.95*inside || got > 1.05*inside+1.5*idle) {
 			t.Errorf("busyCpuSecs = %.3f for a program that used %.3f, where an idle run is charged %.3f", got, inside, idle)

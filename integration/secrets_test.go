@@ -35,12 +35,8 @@ func TestSecretsAreNowhere(t *testing.T) {
 	eachRuntimeInTurn(t, func(t *testing.T, runtime string) {
 		l := start(t, runtime, []string{"--secret", "ONE=@" + dir + "/line", "--secret", "MANY=@" + dir + "/lines"},
 			"/probe", "secret", "ONE", "MANY", "+", "hold")
-		var logs testenv.Result
-		testenv.WaitFor(t, testenv.Patience, "the program to have looked at its secrets", func() bool {
-			logs = testenv.Exec(t, "logs", l.id)
-			return strings.Contains(logs.Stdout, "ready")
-		})
-		if got := sections(logs.Stdout)["secret"] + "\n"; got != want {
+		out := l.says(t, "ready")
+		if got := sections(out)["secret"] + "\n"; got != want {
 			t.Errorf("the program sees %q, want %q", got, want)
 		}
 		searched := searchProcesses(t, canary) + searchFiles(t, canary)
