@@ -221,7 +221,7 @@ func TestBundleRunsElsewhere(t *testing.T) {
 		t.Fatalf("runc run: %v: %s", err, cmd.Stderr)
 	}
 	parts := sections(string(out))
-	in := inside{runtime: "runc", sections: parts, report: parse(parts["posture"])}
+	in := inside{runtime: "runc", bare: true, sections: parts, report: parse(parts["posture"])}
 	checkIdentity(t, in)
 	checkDescriptors(t, in)
 	checkRlimits(t, in)
