@@ -96,6 +96,22 @@ func (h Host) prepare() error {
 	return nil
 }
 
+// reachable refuses a run directory that a sandbox's own users cannot get to: every
+// runtime would fail there, with words that say nothing of the cause.
+func (h Host) reachable() error {
+	for dir := filepath.Dir(filepath.Clean(h.RunDir)); dir != "/" && dir != "."; dir = filepath.Dir(dir) {
+		info, err := os.Stat(dir)
+		if err != nil {
+			return Failed("no_directory", "cannot look at directory=%s: %w", dir, err)
+		}
+		if info.Mode()&0o001 == 0 {
+			return Failed("no_directory", "cannot use run-dir=%s: only the owner of %s can pass through that", h.RunDir, dir).
+				WithFix("chmod o+x " + dir + ", or choose another --run-dir")
+		}
+	}
+	return nil
+}
+
 func own(dir string, mode os.FileMode) error {
 	info, err := os.Lstat(dir)
 	switch {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -91,6 +92,9 @@ func (sb *sandbox) create(ctx context.Context, cancel func()) error {
 	stop := sb.warm()
 	defer stop()
 	if err := sb.parts(); err != nil {
+		return err
+	}
+	if err := sb.mountPoints(); err != nil {
 		return err
 	}
 	return sb.launch(ctx)
@@ -214,6 +218,27 @@ func (sb *sandbox) mountRoot() error {
 		return err
 	}
 	return rootfs.Mount(layer, []string{sb.image.lower}, root)
+}
+
+// mountPoints refuses mounts of the request in places that the root does not have: no
+// runtime can make a directory in it.
+func (sb *sandbox) mountPoints() error {
+	if len(sb.Request.Tmpfs) == 0 {
+		return nil
+	}
+	root, err := os.OpenRoot(sb.dir("rootfs"))
+	if err != nil {
+		return Failed("no_sandbox", "cannot look into the root of run=%s: %w", sb.Request.ID, err)
+	}
+	defer root.Close()
+	for _, t := range sb.Request.Tmpfs {
+		info, err := root.Stat(strings.TrimPrefix(path.Clean(t.Path), "/"))
+		if err != nil || !info.IsDir() {
+			return Refused("bad_mount", "cannot mount tmpfs=%q: the root has no such directory", t.Path).
+				WithFix("make the directory in the root file system, or remove the mount")
+		}
+	}
+	return nil
 }
 
 // writeFiles makes the run's own small files and directories, and its pipes.

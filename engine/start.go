@@ -93,8 +93,8 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 	if err := h.prepare(); err != nil {
 		return nil, err
 	}
-	if err := h.admit(); err != nil {
-		return nil, err
+	if err := errors.Join(h.reachable(), h.admit()); err != nil {
+		return nil, AsError(err)
 	}
 	hierarchy, err := cgroups.Open(h.CgroupRoot)
 	if err != nil {

@@ -321,6 +321,17 @@ func start(t *testing.T, runtime string, flags []string, command ...string) live
 	return l
 }
 
+// says waits until the record of a run's output has these words, and returns stdout.
+func (l live) says(t *testing.T, words string) string {
+	t.Helper()
+	var logs testenv.Result
+	testenv.WaitFor(t, testenv.Patience, fmt.Sprintf("run %s to write %q", l.id, words), func() bool {
+		logs = testenv.Exec(t, "logs", l.id)
+		return strings.Contains(logs.Stdout, words)
+	})
+	return logs.Stdout
+}
+
 // end waits for the end of a run that start has started.
 func (l live) end(t *testing.T) result {
 	t.Helper()
@@ -394,4 +405,15 @@ func same(t *testing.T, what string, got, want []string) {
 	if !slices.Equal(got, want) {
 		t.Errorf("%s = %q, want %q", what, got, want)
 	}
+}
+
+// removeGroups removes a cgroup that a test had made, and those below it.
+func removeGroups(t *testing.T, root string) {
+	t.Helper()
+	testenv.WaitFor(t, testenv.Patience, "the cgroups below "+root+" to be removable", func() bool {
+		for _, dir := range []string{"/run", "/mon", ""} {
+			os.Remove(root + dir) // the last one decides
+		}
+		return !fileExists(root)
+	})
 }

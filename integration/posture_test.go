@@ -43,6 +43,9 @@ type inside struct {
 	report
 	runtime  string
 	sections map[string]string
+
+	// bare: without engine-init, from a bundle that somebody else's runtime ran.
+	bare bool
 }
 
 func (in inside) gvisor() bool { return in.runtime == "runsc" }
@@ -117,8 +120,12 @@ func checkDescriptors(t *testing.T, in inside) {
 }
 
 func checkIdentity(t *testing.T, in inside) {
+	parent := "1"
+	if in.bare {
+		parent = "0" // it is PID 1 itself
+	}
 	for key, want := range map[string]string{
-		"uid": "65532 65532", "gid": "65532 65532", "groups": "0", "umask": "0077", "hostname": "sandbox", "cwd": "/workload", "ppid": "1", "signals": "",
+		"uid": "65532 65532", "gid": "65532 65532", "groups": "0", "umask": "0077", "hostname": "sandbox", "cwd": "/workload", "ppid": parent, "signals": "",
 	} {
 		same(t, key, in.report[key], []string{want})
 	}
@@ -257,6 +264,9 @@ func checkMounts(t *testing.T, in inside) {
 			if want.fstype != "" && fstype != want.fstype {
 				t.Errorf("mount of type %s at %s, want %s", fstype, target, want.fstype)
 			}
+			if in.runtime == "crun" && strings.HasPrefix(want.flags, "ro,") && fstype == "proc" {
+				want.flags = "ro" // crun 1.8 drops the others there, where no program or device is
+			}
 			for flag := range strings.SplitSeq(want.flags, ",") {
 				if flag != "" && !slices.Contains(flags, flag) {
 					t.Errorf("mount at %s is %q, want %s", target, flags, flag)
@@ -328,6 +338,11 @@ func checkWritable(t *testing.T, in inside) {
 	}
 }
 
+// bareCalls are answered otherwise in a bundle of somebody else's runtime. The guard of
+// PID 1 is not in its profile, where the program is PID 1; and libseccomp, where it is
+// older than a call, lets runc answer that there is none.
+var bareCalls = map[string][]string{"pidfd_send_signal": {"Bad file descriptor"}, "statmount": {"ENOSYS"}, "listmount": {"ENOSYS"}}
+
 // checkSyscalls wants every call refused: as not permitted, or, where a C library then
 // falls back to an older one, as not there.
 func checkSyscalls(t *testing.T, in inside) {
@@ -340,6 +355,9 @@ func checkSyscalls(t *testing.T, in inside) {
 			want := "EPERM"
 			if name == "clone3" || strings.HasPrefix(name, "number ") {
 				want = "ENOSYS"
+			}
+			if in.bare && slices.Contains(bareCalls[name], got) {
+				continue
 			}
 			if got != want {
 				t.Errorf("%s is answered with %q, want %s", name, got, want)
