@@ -61,7 +61,7 @@ func (h Host) GC(ctx context.Context, dryRun bool) ([]GCAction, error) {
 	defer cancel()
 	var tasks []task
 	for _, id := range ids {
-		tasks = append(tasks, task{id, strings.Join(h.objects(hierarchy.Group("run/"+id), id), ","), func() ([]GCAction, error) {
+		tasks = append(tasks, task{id, strings.Join(h.objects(hierarchy.Group(runGroup(id)), id), ","), func() ([]GCAction, error) {
 			return h.collect(ctx, hierarchy, id, dryRun)
 		}})
 	}
@@ -183,7 +183,7 @@ func (h Host) collect(ctx context.Context, hierarchy cgroups.Hierarchy, id strin
 	if alive || err != nil {
 		return nil, err
 	}
-	group := hierarchy.Group("run/" + id)
+	group := hierarchy.Group(runGroup(id))
 	action := GCAction{ID: id, Object: strings.Join(h.objects(group, id), ","), Action: actionEnd}
 	r, err := h.load(id)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -287,8 +287,6 @@ const (
 	lockLink  = "lock"                // symbolic link in the run's directory
 	lockXattr = "trusted.engine.lock" // of the run's cgroup
 )
-
-func (sb *sandbox) lockPath() string { return filepath.Join(sb.record.Dir(), lockLink) }
 
 // unmarkedGrace is how old an object without a name of a lock must be to count as
 // left by a crash. A monitor writes the name right after it makes the object.

@@ -25,10 +25,16 @@ type Host struct {
 	MinFreeMemory int64 `json:"minFreeMemory"` // of the host, as the kernel estimates it
 }
 
-// resolved fills in what was left empty. The programs must exist.
+// resolved fills in what was left empty and makes paths absolute, since a monitor
+// works elsewhere. The programs must exist.
 func (h Host) resolved() (Host, error) {
 	h = h.withDirs()
 	var err error
+	for _, dir := range []*string{&h.StateDir, &h.RunDir} {
+		if *dir, err = filepath.Abs(*dir); err != nil {
+			return h, Failed("no_directory", "cannot make directory=%s absolute: %w", *dir, err)
+		}
+	}
 	if h.Monitor, err = h.program(h.Monitor, "engine-monitor"); err != nil {
 		return h, err
 	}

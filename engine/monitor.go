@@ -55,7 +55,12 @@ func monitor(embedded ociruntime.Runtime) error {
 		return err
 	}
 	defer record.Close()
-	sb := &sandbox{hello: h, record: record, embedded: embedded, clock: clock{start: h.StartedAt}, notes: newNotes(record)}
+	sb := &sandbox{
+		hello: h, record: record, embedded: embedded, notes: newNotes(record),
+		clock: clock{start: h.StartedAt, list: h.Plan.Phases},
+		group: h.Hierarchy.Group(runGroup(h.Request.ID)),
+	}
+	failpointGroup(sb.group.Dir)
 	if err := sb.takeStdio(); err != nil {
 		return err
 	}
@@ -134,7 +139,7 @@ func (sb *sandbox) openControl(cancel func()) error {
 		return Failed("no_directory", "cannot make directory=%s: %w", dir, err)
 	}
 	failpoint("unmarked-directory")
-	if err := os.Symlink(sb.lockPath(), filepath.Join(dir, lockLink)); err != nil {
+	if err := os.Symlink(lockPath(sb.record), filepath.Join(dir, lockLink)); err != nil {
 		return Failed("no_directory", "cannot mark directory=%s: %w", dir, err)
 	}
 	path := filepath.Join(dir, controlFifo)
@@ -172,6 +177,7 @@ func (sb *sandbox) isolate() error {
 	// What lay there, often the old mount itself, is covered now.
 	sb.Hierarchy.Root = usual + strings.TrimPrefix(sb.Hierarchy.Root, sb.Hierarchy.Mount)
 	sb.Hierarchy.Mount = usual
+	sb.group = sb.Hierarchy.Group(runGroup(sb.Request.ID))
 	return nil
 }
 

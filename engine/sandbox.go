@@ -7,13 +7,11 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/direct-oci/engine/cgroups"
 	"github.com/direct-oci/engine/engine/initwire"
@@ -42,18 +40,16 @@ type sandbox struct {
 	// callerGone is closed when the caller is.
 	callerGone <-chan struct{}
 
-	runtime    ociruntime.Runtime
-	image      imageRoot
-	ids        idBlock
-	cpus       []int
-	group      cgroups.Group
-	unenforced []string
-	netns      *os.File
-	binds      []rootfs.Bind
-	output     *journal.OutputWriter
-	outputs    *outputs
-	guest      *guest
-	notes      notes
+	runtime ociruntime.Runtime
+	image   imageRoot
+	ids     idBlock
+	group   cgroups.Group
+	netns   *os.File
+	binds   []rootfs.Bind
+	output  *journal.OutputWriter
+	outputs *outputs
+	guest   *guest
+	notes   notes
 
 	end ending
 }
@@ -80,13 +76,10 @@ func (sb *sandbox) create(ctx context.Context, cancel func()) error {
 	if err := sb.openControl(cancel); err != nil {
 		return err
 	}
-	if err := sb.choose(ctx); err != nil {
+	if err := sb.choose(); err != nil {
 		return err
 	}
 	if err := sb.isolate(); err != nil {
-		return err
-	}
-	if err := sb.limit(); err != nil {
 		return err
 	}
 	stop := sb.warm()
@@ -100,11 +93,11 @@ func (sb *sandbox) create(ctx context.Context, cancel func()) error {
 	return sb.launch(ctx)
 }
 
-// choose settles the runtime and the image, which other steps depend on.
-func (sb *sandbox) choose(ctx context.Context) (err error) {
+// choose takes what the run needs and others may be using: the image, the uid block.
+func (sb *sandbox) choose() (err error) {
 	defer sb.clock.phase("choose")()
-	if sb.runtime, err = chooseRuntime(ctx, sb.Request.Runtime, sb.embedded, sb.Tools, sb.Host.RunDir); err != nil {
-		return err
+	if sb.runtime, err = openRuntime(sb.Plan.Runtime, sb.embedded); err != nil {
+		return Failed("bad_runtime", "%w", err)
 	}
 	if sb.image, err = openImage(sb.Host, sb.Request); err != nil {
 		return err
@@ -114,62 +107,15 @@ func (sb *sandbox) choose(ctx context.Context) (err error) {
 		return err
 	}
 	failpoint("after-uids")
-	sb.cpus, err = rootfs.AffinityCPUs(sb.Request.Limits.CPUs, sb.ids.slot)
-	if err != nil {
-		return Failed("no_cpus", "%w", err)
-	}
 	return nil
 }
-
-// limit makes the run's cgroup with every limit in force, before any process of the
-// sandbox exists.
-func (sb *sandbox) limit() (err error) {
-	defer sb.clock.phase("cgroup")()
-	l := cgroups.Limits{CPUs: sb.Request.Limits.CPUs, Memory: sb.Request.Limits.Memory, Pids: sb.Request.Limits.Pids + 1} // engine-init is the one more
-	if sb.isGVisor() {
-		// The host sees the Sentry's threads and one stub for each process inside.
-		// What the program may start is bounded inside, by RLIMIT_NPROC.
-		l.Pids = 2*sb.Request.Limits.Pids + sentryTasks
-		if sb.controls("cpuset") {
-			l.CPUSet = cpuList(sb.cpus)
-		}
-	}
-	name := "run/" + sb.Request.ID
-	sb.group = sb.Hierarchy.Group(name) // known to teardown also when it is made by half
-	_, sb.unenforced, err = sb.Hierarchy.Create(name, l)
-	if err != nil {
-		return Failed("no_cgroup", "%w", err)
-	}
-	failpoint("unmarked-cgroup")
-	if err := unix.Setxattr(sb.group.Dir, lockXattr, []byte(sb.lockPath()), 0); err != nil {
-		return Failed("no_cgroup", "cannot mark cgroup=%s: %w", sb.group.Dir, err)
-	}
-	failpointGroup(sb.group.Dir)
-	if len(sb.unenforced) > 0 && !sb.Request.BestEffortLimits {
-		names := strings.Join(sb.unenforced, ",")
-		if missing := sb.Hierarchy.Unsupported(sb.unenforced[0]); missing != nil {
-			return Failed("no_limit", "cannot enforce limit=%s: %w", names, missing)
-		}
-		return Failed("no_limit", "cannot enforce limit=%s: its controller was missing a moment ago", names).WithFix("try again")
-	}
-	return nil
-}
-
-// sentryTasks is room for gVisor's own threads: the Sentry's, the gofer's, and those
-// that Go adds while some of them block.
-const sentryTasks = 512
 
 // isGVisor reports whether the program runs on gVisor's kernel and not on the host's.
-func (sb *sandbox) isGVisor() bool { return sb.runtime.Info().Name == "runsc" }
+func (sb *sandbox) isGVisor() bool { return sb.Plan.isGVisor() }
 
 // controls reports whether the run's cgroup has all these controllers.
 func (sb *sandbox) controls(controllers ...string) bool {
-	for _, c := range controllers {
-		if !slices.Contains(sb.Hierarchy.Controllers, c) {
-			return false
-		}
-	}
-	return true
+	return controls(sb.Hierarchy, controllers...)
 }
 
 // warm shortens the wait of runtimes that move their first process into a cgroup,
@@ -248,7 +194,7 @@ func (sb *sandbox) writeFiles() (err error) {
 			return err
 		}
 	}
-	if sb.binds, err = rootfs.ProcFiles(sb.dir("proc"), sb.cpus, sb.Request.Limits.Memory); err != nil {
+	if sb.binds, err = rootfs.ProcFiles(sb.dir("proc"), sb.Plan.CPUs, sb.Request.Limits.Memory); err != nil {
 		return err
 	}
 	if err := sb.record.Reserve(); err != nil {
@@ -315,7 +261,7 @@ func (sb *sandbox) start(ctx context.Context, spec *specs.Spec, theirs *os.File)
 		ID: sb.Request.ID, Bundle: sb.dir("bundle"), Spec: spec, StateDir: sb.dir("runtime"), Guest: theirs,
 	}
 	if sb.isGVisor() && !sb.controls("cpu", "cpuset", "io", "memory", "pids") {
-		group, _, err := sb.Hierarchy.Create("run/"+sb.Request.ID+"/ctr", cgroups.Limits{})
+		group, _, err := sb.Hierarchy.Create(runGroup(sb.Request.ID)+"/ctr", cgroups.Limits{})
 		if err != nil {
 			return err
 		}

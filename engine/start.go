@@ -30,7 +30,7 @@ type hello struct {
 	Hierarchy cgroups.Hierarchy `json:"hierarchy"`
 	Request   Request           `json:"request"`
 	Secrets   []Secret          `json:"secrets"`
-	Tools     []string          `json:"tools"` // where runtimes are looked for first
+	Plan      plan              `json:"plan"`
 	StartedAt int64             `json:"startedAt"`
 }
 
@@ -103,12 +103,16 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 	if req.ID == "" {
 		req.ID = journal.NewID()
 	}
+	plan, err := makePlan(ctx, h, req)
+	if err != nil {
+		return nil, err
+	}
 	for {
 		failpoint("before-reserve")
 		record, err := journal.Create(h.StateDir, req.ID)
 		if err == nil {
 			failpoint("after-reserve")
-			return h.begin(record, hello{h, hierarchy, req, secrets, toolDirs(), startedAt}, stdio)
+			return h.begin(record, hello{h, hierarchy, req, secrets, plan, startedAt}, stdio)
 		}
 		if !errors.Is(err, journal.ErrExists) {
 			return nil, Failed("no_record", "%w", err)
@@ -123,7 +127,17 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 // begin starts the run whose record is new and held by this process.
 func (h Host) begin(record *journal.Run, told hello, stdio Stdio) (*Run, error) {
 	r := &Run{host: h, id: record.ID(), ended: make(chan struct{})}
-	err := r.handOver(record, told, stdio)
+	clock := clock{start: told.StartedAt}
+	stop := clock.phase("cgroup")
+	err := told.Plan.limit(told.Hierarchy, told.Request, record)
+	stop()
+	told.Plan.Phases = clock.phases()
+	if err == nil {
+		err = r.handOver(record, told, stdio)
+	}
+	if err != nil {
+		err = errors.Join(err, told.Hierarchy.Group(runGroup(r.id)).Remove())
+	}
 	record.Close()
 	if err != nil {
 		return nil, AsError(errors.Join(err, journal.Remove(h.StateDir, r.id)))
@@ -136,6 +150,9 @@ func (r *Run) handOver(record *journal.Run, h hello, stdio Stdio) error {
 	failpoint("before-spawn")
 	if err := r.spawn(h.Hierarchy, record.Lock(), stdio); err != nil {
 		return err
+	}
+	if !h.Plan.isGVisor() {
+		go h.Hierarchy.StartMigration()
 	}
 	failpoint("before-intent")
 	err := record.Write(journal.Intent, h.Request, true)

@@ -22,6 +22,7 @@ func (a *app) report(res engine.Result, limits engine.Limits) error {
 		a.say(message, fix)
 	}
 	if a.json {
+		a.host.FillOutput(&res)
 		return a.printJSON(res)
 	}
 	return nil
