@@ -57,7 +57,7 @@ func SweepLayers(runDir, initBinary string, idle func() (bool, error), dryRun bo
 		name := e.Name()
 		half := strings.HasPrefix(name, ".layer-") || strings.HasPrefix(name, "layer-stamp-") && strings.HasSuffix(name, ".new")
 		stale := strings.HasPrefix(name, "layer-") && name != keepStamp && name != keepLayer
-		gone := half
+		gone, err := half, error(nil)
 		switch {
 		case half && !dryRun: // this process has the builders' lock: its maker is dead
 			err = os.RemoveAll(filepath.Join(runDir, name))

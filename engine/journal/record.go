@@ -109,6 +109,9 @@ func (r *Run) write(name string, v any, sync bool) error {
 	}
 	if name == Cleaned {
 		r.free()
+		for _, n := range order { // halves of records that a crash left
+			os.Remove(filepath.Join(r.dir, n+".json.tmp"))
+		}
 	}
 	if !sync {
 		return nil
