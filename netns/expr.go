@@ -60,13 +60,10 @@ func (w *writer) mask(value []byte) {
 	})
 }
 
-func (w *writer) lookup(set string, flags uint32) {
+func (w *writer) lookup(set string) {
 	w.expr("lookup", func() {
 		w.text(unix.NFTA_LOOKUP_SET, set)
 		w.be32(unix.NFTA_LOOKUP_SREG, registerValue)
-		if flags != 0 {
-			w.be32(unix.NFTA_LOOKUP_FLAGS, flags)
-		}
 	})
 }
 
@@ -151,19 +148,13 @@ func from(a netip.Addr) stmt {
 	}}
 }
 
-// toIn and toNotIn match the destination by a set.
+// toIn matches the destination by a set.
 func toIn(set string) stmt {
-	return stmt{"ip daddr @" + set, func(w *writer) { w.destinationIn(set, 0) }}
-}
-
-func toNotIn(set string) stmt {
-	return stmt{"ip daddr != @" + set, func(w *writer) { w.destinationIn(set, unix.NFT_LOOKUP_F_INV) }}
-}
-
-func (w *writer) destinationIn(set string, flags uint32) {
-	w.isIP()
-	w.loadPayload(networkHeader, offsetDestination, 4, registerValue)
-	w.lookup(set, flags)
+	return stmt{"ip daddr @" + set, func(w *writer) {
+		w.isIP()
+		w.loadPayload(networkHeader, offsetDestination, 4, registerValue)
+		w.lookup(set)
+	}}
 }
 
 // tuple loads destination, protocol and port as one key.
@@ -179,7 +170,7 @@ const tupleText = "ip daddr . meta l4proto . th dport"
 func tupleIn(set string) stmt {
 	return stmt{tupleText + " @" + set, func(w *writer) {
 		w.tuple()
-		w.lookup(set, 0)
+		w.lookup(set)
 	}}
 }
 
@@ -196,6 +187,15 @@ func note(set string) stmt {
 				w.nest(unix.NFTA_EXPR_DATA, func() {})
 			})
 		})
+	}}
+}
+
+// portsIn matches protocol and port by a set.
+func portsIn(set string) stmt {
+	return stmt{"meta l4proto . th dport @" + set, func(w *writer) {
+		w.loadMeta(unix.NFT_META_L4PROTO, registerValue)
+		w.loadPayload(transportHeader, 2, 2, unix.NFT_REG32_01)
+		w.lookup(set)
 	}}
 }
 
@@ -216,7 +216,7 @@ func portIn(p Protocol, set string) stmt {
 	return stmt{fmt.Sprintf("%s dport @%s", p, set), func(w *writer) {
 		w.equalMeta(unix.NFT_META_L4PROTO, byte(p))
 		w.loadPayload(transportHeader, 2, 2, registerValue)
-		w.lookup(set, 0)
+		w.lookup(set)
 	}}
 }
 

@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,7 +34,6 @@ const (
 type Gateway struct {
 	sandbox *os.File
 	own     *os.File
-	limits  Limits
 
 	mu    sync.Mutex
 	rules *conn // nil once closed
@@ -46,10 +46,8 @@ func NewGateway(cfg GatewayConfig) (*Gateway, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.MTU == 0 {
-		cfg.MTU = defaultMTU
-	}
-	g := &Gateway{limits: cfg.Limits}
+	cfg.MTU = cmp.Or(cfg.MTU, defaultMTU)
+	g := &Gateway{}
 	onThread(func() (back bool) {
 		back, err = away(func() error { return g.build(s, cfg) })
 		return back
@@ -72,41 +70,54 @@ func (cfg GatewayConfig) check() (sets, error) {
 	return cfg.Policy.sets()
 }
 
-// build makes both namespaces and what is in them, on a thread that is in the
-// gateway's afterwards. A socket belongs to the namespace that it was made in, so
-// the thread need not return to the sandbox's.
+// build makes the gateway on a thread that is in the gateway's namespace afterwards.
 func (g *Gateway) build(s sets, cfg GatewayConfig) error {
-	sandbox, err := enterNew()
+	routes, err := g.enter()
+	defer routes.close()
 	if err != nil {
 		return err
 	}
-	g.sandbox = file(sandbox)
-	inside, err := dial(unix.NETLINK_ROUTE)
-	if err != nil {
-		return err
-	}
-	defer inside.close()
+	return g.furnish(routes, s, cfg)
+}
 
-	own, err := enterNew()
-	if err != nil {
-		return err
-	}
-	g.own = file(own)
-	route, err := dial(unix.NETLINK_ROUTE)
-	if err != nil {
-		return err
-	}
-	defer route.close()
-	if g.rules, err = dial(unix.NETLINK_NETFILTER); err != nil {
-		return err
-	}
+// routes are rtnetlink sockets in the two namespaces.
+type routes struct{ sandbox, own *conn }
 
+func (r routes) close() {
+	r.sandbox.close()
+	r.own.close()
+}
+
+// enter makes both namespaces. A socket belongs to the namespace that it was made in,
+// so the thread need not return to the sandbox's.
+func (g *Gateway) enter() (r routes, err error) {
+	space := func(to **os.File, route **conn) error {
+		fd, err := enterNew()
+		if err != nil {
+			return err
+		}
+		*to = file(fd)
+		*route, err = dial(unix.NETLINK_ROUTE)
+		return err
+	}
+	if err := space(&g.sandbox, &r.sandbox); err != nil {
+		return r, err
+	}
+	if err := space(&g.own, &r.own); err != nil {
+		return r, err
+	}
+	g.rules, err = dial(unix.NETLINK_NETFILTER)
+	return r, err
+}
+
+// furnish makes the link and the rules, and opens the link.
+func (g *Gateway) furnish(r routes, s sets, cfg GatewayConfig) error {
 	// SECURITY: no frame of a sandbox passes before the rules are in force.
 	// A program or a helper of the runtime may send as soon as there is a link.
-	// Holds because: both ends are down until the kernel has said that it holds the
-	// rules, and any error ends the making.
+	// Holds because: the gateway's end is down until the kernel has said that it holds
+	// the rules, and any error ends the making.
 	// Not covered: -. Checked by: TestNothingPassesDuringSetUp.
-	if err := makePair(route, sandbox, cfg.MTU); err != nil {
+	if err := makePair(r.own, int(g.sandbox.Fd()), cfg.MTU); err != nil {
 		return err
 	}
 	var w writer
@@ -117,10 +128,10 @@ func (g *Gateway) build(s sets, cfg GatewayConfig) error {
 	if err := unlimitRefusals(); err != nil {
 		return err
 	}
-	if err := configureGateway(route); err != nil {
+	if err := configureGateway(r.own); err != nil {
 		return err
 	}
-	return configureSandbox(inside)
+	return configureSandbox(r.sandbox)
 }
 
 // unlimitRefusals lets the gateway answer each refused datagram. By default it tells
@@ -157,9 +168,10 @@ func (g *Gateway) Listen(network, address string) (net.Listener, error) {
 	return l, err
 }
 
-// ListenPacket listens for UDP in the gateway. ReadMsgUDP gives with each datagram
-// what OriginalDestination reads.
-func (g *Gateway) ListenPacket(network, address string) (*net.UDPConn, error) {
+// ListenPacket listens for UDP in the gateway. What it returns is a *net.UDPConn,
+// whose ReadMsgUDP gives with each datagram what OriginalDestination reads. Any
+// address is the gateway's: a socket on one sends as from there.
+func (g *Gateway) ListenPacket(network, address string) (net.PacketConn, error) {
 	if network != "udp" && network != "udp4" {
 		return nil, fmt.Errorf("cannot listen on %s in a gateway: want udp", network)
 	}
@@ -169,10 +181,7 @@ func (g *Gateway) ListenPacket(network, address string) (*net.UDPConn, error) {
 		c, err = lc.ListenPacket(context.Background(), "udp4", address)
 		return err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return c.(*net.UDPConn), nil
+	return c, err
 }
 
 // OriginalDestination returns where a sandbox sent a datagram, from what ReadMsgUDP
@@ -190,21 +199,6 @@ func OriginalDestination(oob []byte) (netip.AddrPort, error) {
 		}
 	}
 	return netip.AddrPort{}, errors.New("internal error: a datagram came without its destination")
-}
-
-// Answer returns a socket that sends to the sandbox's port as from the destination it
-// had sent to, and gets what the sandbox sends there from then on.
-func (g *Gateway) Answer(destination, sandbox netip.AddrPort) (*net.UDPConn, error) {
-	var c net.Conn
-	err := g.inside(func() (err error) {
-		d := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(destination), Control: transparent}
-		c, err = d.Dial("udp4", sandbox.String())
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return c.(*net.UDPConn), nil
 }
 
 // inside calls f on a thread in the gateway's namespace.

@@ -35,23 +35,23 @@ type Policy struct {
 	// Services are TCP ports of the gateway's own address. DNS has its port always,
 	// over TCP and UDP.
 	Services []uint16
-	// Names are TCP ports of the synthetic addresses.
-	Names []uint16
-	// Allowed are further destinations. They may overlap.
+	// Names are the ports of the synthetic addresses.
+	Names []Ports
+	// Allowed are further destinations. They may overlap. One whose prefix lies
+	// within a private range opens that part of it; a wider one opens nothing private.
 	Allowed []Allow
-	// Never are prefixes that Allowed does not cover, beside those of Never: the
-	// host's own addresses, for one.
-	Never []netip.Prefix
-	// Except are prefixes that Allowed covers although they are private. No
-	// exception is made from what no policy may open.
-	Except []netip.Prefix
+}
+
+// Ports is a range of a protocol's ports.
+type Ports struct {
+	Protocol    Protocol
+	First, Last uint16 // both belong to the range
 }
 
 // Allow is a range of ports of the addresses of an IPv4 prefix.
 type Allow struct {
-	Prefix      netip.Prefix
-	Protocol    Protocol
-	First, Last uint16 // both belong to the range
+	Prefix netip.Prefix
+	Ports
 }
 
 // Limits bound what one gateway carries. Zero means no limit.
@@ -64,19 +64,20 @@ type Limits struct {
 
 const dnsPort = 53
 
-// forbidden4 is what no policy opens: this host, links, multicast and the metadata
+// forbidden4 is what no policy opens: no host, groups of hosts, and the metadata
 // services of the clouds, which give credentials to whoever asks.
 var forbidden4 = prefixes(
-	"0.0.0.0/8", "127.0.0.0/8", "169.254.0.0/16", "224.0.0.0/3",
-	"100.100.100.200/32", // Alibaba Cloud
-	"168.63.129.16/32",   // Azure
-	"192.0.0.192/32",     // Oracle Cloud
+	"0.0.0.0/8", "224.0.0.0/3",
+	"169.254.169.254/32", "169.254.169.253/32", "169.254.169.123/32", // most clouds; AWS's resolver and clock
+	"169.254.170.2/32", "169.254.170.23/32", // AWS, of tasks and of pods
+	"169.254.0.23/32", "169.254.42.42/32", // Tencent Cloud, Scaleway
+	"100.100.100.200/32", "168.63.129.16/32", "192.0.0.192/32", // Alibaba Cloud, Azure, Oracle Cloud
 )
 
-// private4 is what a policy opens by an exception alone.
+// private4 is what a policy opens only by what lies within it.
 var private4 = prefixes(
-	"10.0.0.0/8", "100.64.0.0/10", "172.16.0.0/12", "192.0.0.0/24",
-	"192.168.0.0/16", "198.18.0.0/15",
+	"10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12",
+	"192.0.0.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15",
 )
 
 func prefixes(list ...string) []netip.Prefix {
@@ -85,12 +86,6 @@ func prefixes(list ...string) []netip.Prefix {
 		out[i] = netip.MustParsePrefix(s)
 	}
 	return out
-}
-
-// Never returns the prefixes that no policy opens, and those that a policy opens only
-// by an exception.
-func Never() (always, private []netip.Prefix) {
-	return slices.Clone(forbidden4), slices.Clone(private4)
 }
 
 // span is a range of IPv4 addresses.
@@ -106,38 +101,41 @@ type box struct {
 // sets are a policy in the form that the kernel looks things up in: sorted, and
 // nothing in it twice.
 type sets struct {
-	services, names []uint16
-	never, except   []span
-	allowed         []box
+	services       []uint16
+	names          []box // of no address
+	named, allowed []box // within private ranges, and elsewhere
 }
 
 // maxAllowed bounds what the kernel holds for one run.
 const maxAllowed = 4096
 
 func (p Policy) sets() (sets, error) {
-	s := sets{services: ports(append([]uint16{dnsPort}, p.Services...)), names: ports(p.Names)}
-	var err error
-	if s.never, err = spans(slices.Concat(forbidden4, private4, p.Never)); err != nil {
-		return sets{}, err
+	if n := max(len(p.Names), len(p.Allowed)); n > maxAllowed {
+		return sets{}, fmt.Errorf("cannot allow %d destinations: the limit is %d", n, maxAllowed)
 	}
-	if s.except, err = spans(p.Except); err != nil {
-		return sets{}, err
+	var names, named, allowed []Allow
+	for _, n := range p.Names {
+		names = append(names, Allow{netip.PrefixFrom(netip.IPv4Unspecified(), 0), n})
 	}
-	for _, e := range p.Except {
-		for _, f := range forbidden4 {
-			if e.Overlaps(f) {
-				return sets{}, fmt.Errorf("cannot make an exception for %s: no policy opens %s", e, f)
-			}
+	for _, a := range p.Allowed {
+		if slices.ContainsFunc(private4, func(r netip.Prefix) bool { return r.Bits() <= a.Prefix.Bits() && r.Overlaps(a.Prefix) }) {
+			named = append(named, a)
+		} else {
+			allowed = append(allowed, a)
 		}
 	}
-	if len(p.Allowed) > maxAllowed {
-		return sets{}, fmt.Errorf("cannot allow %d destinations: the limit is %d", len(p.Allowed), maxAllowed)
-	}
-	if s.allowed, err = boxes(p.Allowed); err != nil {
-		return sets{}, err
-	}
-	if len(s.allowed) > maxAllowed {
-		return sets{}, fmt.Errorf("cannot allow destinations that make %d ranges without overlaps: the limit is %d", len(s.allowed), maxAllowed)
+	s := sets{services: ports(append([]uint16{dnsPort}, p.Services...))}
+	for _, x := range []struct {
+		list []Allow
+		to   *[]box
+	}{{names, &s.names}, {named, &s.named}, {allowed, &s.allowed}} {
+		var err error
+		if *x.to, err = boxes(x.list); err != nil {
+			return sets{}, err
+		}
+		if len(*x.to) > maxAllowed {
+			return sets{}, fmt.Errorf("cannot allow destinations that make %d ranges without overlaps: the limit is %d", len(*x.to), maxAllowed)
+		}
 	}
 	return s, nil
 }

@@ -12,8 +12,8 @@ import (
 const (
 	guardTable, polTable = "guard", "pol"
 
-	setServices, setNames, setNever, setExcept = "services", "names", "never", "except"
-	setAllowed, setRefused                     = "allowed", "refused"
+	setServices, setNames, setNamed, setAllowed = "services", "names", "named", "allowed"
+	setForbidden, setPrivate, setRefused        = "forbidden", "private", "refused"
 
 	countTx, countRx, countDenied, countNever       = "tx", "rx", "denied", "never"
 	countSpoofed, countFrag, countLimited, allQuota = "spoofed", "frag", "limited", "traffic"
@@ -98,9 +98,11 @@ func pol(s sets, l Limits) table {
 		{to(GatewayAddr), port(UDP, "dport", 2, dnsPort), accept()},
 		{to(GatewayAddr), portIn(TCP, setServices), jumpAway(chainAdmit)},
 		{to(GatewayAddr), fail},
-		{toPrefix(Synthetic), portIn(TCP, setNames), jumpAway(chainAdmit)},
+		{toPrefix(Synthetic), portsIn(setNames), jumpAway(chainAdmit)},
 		{toPrefix(Synthetic), fail},
-		{toIn(setNever), toNotIn(setExcept), count(countNever), fail},
+		{toIn(setForbidden), count(countNever), fail},
+		{tupleIn(setNamed), jumpAway(chainAdmit)},
+		{toIn(setPrivate), count(countNever), fail},
 		{tupleIn(setAllowed), jumpAway(chainAdmit)},
 		{fail},
 	}
@@ -123,7 +125,7 @@ func pol(s sets, l Limits) table {
 		name:     polTable,
 		counters: []string{countRx, countDenied, countNever, countLimited},
 		quota:    traffic,
-		sets:     append(policySets(s), refusedSet()),
+		sets:     append(policySets(s), fixedSets()...),
 		chains: []chain{
 			// A name looked up is not a connection.
 			{"untracked_queries", before("prerouting", unix.NF_INET_PRE_ROUTING, -300), []rule{
@@ -173,17 +175,27 @@ func admit(l Limits) []rule {
 func policySets(s sets) []set {
 	return []set{
 		{name: setServices, fields: []field{fieldPort}, elems: portElems(s.services)},
-		{name: setNames, fields: []field{fieldPort}, elems: portElems(s.names)},
-		{name: setNever, fields: []field{fieldAddr}, flags: unix.NFT_SET_INTERVAL, elems: spanElems(s.never)},
-		{name: setExcept, fields: []field{fieldAddr}, flags: unix.NFT_SET_INTERVAL, elems: spanElems(s.except)},
-		{name: setAllowed, fields: tupleFields, flags: unix.NFT_SET_INTERVAL, elems: boxElems(s.allowed)},
+		{name: setNames, fields: tupleFields[1:], flags: unix.NFT_SET_INTERVAL, elems: boxElems(s.names, false)},
+		{name: setNamed, fields: tupleFields, flags: unix.NFT_SET_INTERVAL, elems: boxElems(s.named, true)},
+		{name: setAllowed, fields: tupleFields, flags: unix.NFT_SET_INTERVAL, elems: boxElems(s.allowed, true)},
 	}
 }
 
 var tupleFields = []field{fieldAddr, fieldProtocol, fieldPort}
 
-func refusedSet() set {
-	return set{name: setRefused, fields: tupleFields, flags: unix.NFT_SET_EVAL, size: maxRefused}
+func fixedSets() []set {
+	interval := func(name string, list []netip.Prefix) set {
+		s, err := spans(list)
+		if err != nil {
+			panic("internal error: " + err.Error())
+		}
+		return set{name: name, fields: tupleFields[:1], flags: unix.NFT_SET_INTERVAL, elems: spanElems(s)}
+	}
+	return []set{
+		interval(setForbidden, forbidden4),
+		interval(setPrivate, private4),
+		{name: setRefused, fields: tupleFields, flags: unix.NFT_SET_EVAL, size: maxRefused},
+	}
 }
 
 func portElems(list []uint16) []elem {
@@ -206,18 +218,25 @@ func spanElems(list []span) []elem {
 	return out
 }
 
-func boxElems(list []box) []elem {
+// boxElems makes elements of three fields, or of the last two.
+func boxElems(list []box, addresses bool) []elem {
 	key := func(addr uint32, p Protocol, port uint16) []byte { // each field padded to a register
-		b := binary.BigEndian.AppendUint32(nil, addr)
+		var b []byte
+		if addresses {
+			b = binary.BigEndian.AppendUint32(b, addr)
+		}
 		b = append(b, byte(p), 0, 0, 0)
 		b = binary.BigEndian.AppendUint16(b, port)
 		return append(b, 0, 0)
 	}
 	var out []elem
 	for _, x := range list {
-		text := fmt.Sprintf("%s . %s . %d", x.span, x.protocol, x.firstPort)
+		text := fmt.Sprintf("%s . %d", x.protocol, x.firstPort)
 		if x.firstPort != x.lastPort {
 			text += fmt.Sprintf("-%d", x.lastPort)
+		}
+		if addresses {
+			text = x.span.String() + " . " + text
 		}
 		out = append(out, elem{
 			text: text,
