@@ -63,7 +63,7 @@ func guard(l Limits) table {
 		{ipBits("ip frag-off & 0x3fff != 0", 6, []byte{0x3f, 0xff}, unix.NFT_CMP_NEQ, []byte{0, 0}), count(countFrag), drop()},
 	}
 	if l.BytesPerSec > 0 {
-		rules = append(rules, rule{bytesOver(l.BytesPerSec, burst(l.BytesPerSec)), count(countLimited), drop()})
+		rules = append(rules, rule{bytesOver(l.BytesPerSec, burst), count(countLimited), drop()})
 	}
 	rules = append(rules,
 		rule{ipBits("ip protocol tcp", 9, nil, unix.NFT_CMP_EQ, []byte{byte(TCP)}), accept()},
@@ -82,9 +82,9 @@ func guard(l Limits) table {
 	}
 }
 
-// burst is what may come at once at a rate: an eighth of a second's worth, and a few
-// of the largest packets that a link carries.
-func burst(perSec int64) int64 { return min(max(perSec/8, 256<<10), 1<<31) }
+// burst is what may come at once beyond a second's worth at a rate: a few of the
+// largest packets that a link carries.
+const burst = 256 << 10
 
 // pol is the policy.
 func pol(s sets, l Limits) table {
@@ -108,7 +108,7 @@ func pol(s sets, l Limits) table {
 	}
 	output := []rule{}
 	if l.BytesPerSec > 0 {
-		output = append(output, rule{toLink(), bytesOver(l.BytesPerSec, burst(l.BytesPerSec)), count(countLimited), drop()})
+		output = append(output, rule{toLink(), bytesOver(l.BytesPerSec, burst), count(countLimited), drop()})
 	}
 	var traffic *quota
 	if l.Bytes > 0 {
