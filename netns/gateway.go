@@ -131,15 +131,18 @@ func (g *Gateway) furnish(r routes, s sets, cfg GatewayConfig) error {
 	if err := configureGateway(r.own); err != nil {
 		return err
 	}
-	return configureSandbox(r.sandbox)
+	if err := configureSandbox(r.sandbox); err != nil {
+		return err
+	}
+	return errors.Join(settle(r.own, gatewayLink), settle(r.sandbox, sandboxLink))
 }
 
-// unlimitRefusals lets the gateway answer each refused datagram. By default it tells
-// one address about six in a row and then one a second, and a client waits for those
-// that it is not told.
+// unlimitRefusals lets the gateway answer each refused datagram, and without using up
+// what the host may send. By default one address is told about six in a row and then
+// one a second, and a client waits for those that it is not told.
 func unlimitRefusals() error {
 	// the file is that of the namespace of the thread that opens it
-	const path = "/proc/sys/net/ipv4/icmp_ratelimit"
+	const path = "/proc/sys/net/ipv4/icmp_ratemask"
 	if err := os.WriteFile(path, []byte("0"), 0); err != nil {
 		return fmt.Errorf("cannot set a gateway's limit of refusals: %w", err)
 	}

@@ -16,7 +16,7 @@ const (
 	setForbidden, setPrivate, setRefused        = "forbidden", "private", "refused"
 
 	countTx, countRx, countDenied, countNever       = "tx", "rx", "denied", "never"
-	countSpoofed, countFrag, countLimited, allQuota = "spoofed", "frag", "limited", "traffic"
+	countSpoofed, countFrag, countLimited, allQuota = "spoofed", "fragments", "limited", "traffic"
 
 	chainAdmit, chainRefuse = "admit", "refuse"
 )
