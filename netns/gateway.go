@@ -120,7 +120,7 @@ func (g *Gateway) furnish(r routes, s sets, cfg GatewayConfig) error {
 	if err := makePair(r.own, int(g.sandbox.Fd()), cfg.MTU); err != nil {
 		return err
 	}
-	var w writer
+	w := writer{b: make([]byte, 0, 16<<10)} // holds all but large policies
 	rules(s, cfg.Limits).write(&w)
 	if err := g.rules.do(&w); err != nil {
 		return err

@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"encoding/binary"
 	"math/rand/v2"
 	"net/netip"
 	"testing"
@@ -105,4 +106,8 @@ func FuzzAnswers(f *testing.F) {
 			}
 		}
 	})
+}
+
+func address(n uint32) netip.Addr {
+	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, n)))
 }

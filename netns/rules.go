@@ -2,7 +2,6 @@ package netns
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -201,7 +200,7 @@ func fixedSets() []set {
 func portElems(list []uint16) []elem {
 	var out []elem
 	for _, p := range list {
-		out = append(out, elem{text: fmt.Sprint(p), key: binary.BigEndian.AppendUint16(nil, p)})
+		out = append(out, elem{key: binary.BigEndian.AppendUint16(nil, p)})
 	}
 	return out
 }
@@ -210,9 +209,8 @@ func spanElems(list []span) []elem {
 	var out []elem
 	for _, s := range list {
 		out = append(out, elem{
-			text: s.String(),
-			key:  binary.BigEndian.AppendUint32(nil, s.first),
-			end:  binary.BigEndian.AppendUint32(nil, s.last),
+			key: binary.BigEndian.AppendUint32(nil, s.first),
+			end: binary.BigEndian.AppendUint32(nil, s.last),
 		})
 	}
 	return out
@@ -231,37 +229,10 @@ func boxElems(list []box, addresses bool) []elem {
 	}
 	var out []elem
 	for _, x := range list {
-		text := fmt.Sprintf("%s . %d", x.protocol, x.firstPort)
-		if x.firstPort != x.lastPort {
-			text += fmt.Sprintf("-%d", x.lastPort)
-		}
-		if addresses {
-			text = x.span.String() + " . " + text
-		}
 		out = append(out, elem{
-			text: text,
-			key:  key(x.first, x.protocol, x.firstPort),
-			end:  key(x.last, x.protocol, x.lastPort),
+			key: key(x.first, x.protocol, x.firstPort),
+			end: key(x.last, x.protocol, x.lastPort),
 		})
 	}
 	return out
-}
-
-// String writes the range as nft does: an address, a prefix, or both ends.
-func (s span) String() string {
-	first, last := address(s.first), address(s.last)
-	for bits := 32; bits >= 0; bits-- {
-		p := netip.PrefixFrom(first, bits)
-		if x, err := spanOf(p); err == nil && x == s {
-			if bits == 32 {
-				return first.String()
-			}
-			return p.String()
-		}
-	}
-	return first.String() + "-" + last.String()
-}
-
-func address(n uint32) netip.Addr {
-	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, n)))
 }
