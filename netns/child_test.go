@@ -22,6 +22,7 @@ const childEnv = "NETNS_TEST_CHILD"
 var children = map[string]func() error{
 	"holder": holdGateways,
 	"host":   playHost,
+	"probe":  probe,
 }
 
 func TestMain(m *testing.M) {
