@@ -21,6 +21,7 @@ var allowed = map[string]struct {
 }{
 	"cgroups":                  {nil, "a leaf: limits and usage, it knows no run"},
 	"netns":                    {nil, "a leaf: namespaces, it knows no run"},
+	"netns/egress":             {[]string{"netns"}, "decides and carries; the kernel side is the gateway it is given"},
 	"oci/filtergen":            {[]string{"oci"}, "writes the files that oci embeds; no program links it"},
 	"oci":                      {nil, "pure: the same input gives the same bytes on any machine"},
 	"rootfs":                   {nil, "a leaf: mounts, it knows no run"},
