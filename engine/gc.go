@@ -337,7 +337,9 @@ func (h Host) bury(ctx context.Context, run *journal.Run, req Request, group cgr
 	result := newResult(req)
 	if usage, err := group.ReadUsage(); err == nil {
 		result.Actuals = actuals(usage)
-		result.Actuals.RxBytes, result.Actuals.TxBytes = nil, nil
+		if t := h.lastTraffic(req); t != nil {
+			result.Actuals.RxBytes, result.Actuals.TxBytes = &t.Rx, &t.Tx
+		}
 	}
 	result.setReason(ReasonLost)
 	result.Error = Failed("lost", "run=%s was lost: its monitor died", run.ID())

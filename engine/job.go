@@ -113,7 +113,7 @@ func (sb *sandbox) intent() oci.Intent {
 	in.Root = sb.dir("rootfs")
 	in.Args = []string{initPath}
 	in.HostID = sb.ids.hostID()
-	in.NetNS = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), sb.netns.Fd())
+	in.NetNS = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), sb.network.sandbox.Fd())
 	in.CgroupsPath = path.Join(sb.Hierarchy.Path(runGroup(sb.Request.ID)), "ctr")
 	for _, s := range sb.Secrets {
 		_, files := secretEnv([]Secret{s})
@@ -121,6 +121,9 @@ func (sb *sandbox) intent() oci.Intent {
 	}
 	for _, b := range sb.binds {
 		in.Binds = append(in.Binds, oci.Bind{Source: b.Source, Destination: b.Destination})
+	}
+	for _, name := range sb.etc {
+		in.Binds = append(in.Binds, oci.Bind{Source: sb.dir("proc", name), Destination: "/etc/" + name})
 	}
 	// The leaf repeats what the run's own cgroup holds, where it can: gVisor sizes
 	// the machine that it shows from its leaf.

@@ -29,6 +29,9 @@ func (sb *sandbox) result(u cgroups.Usage) Result {
 		r.Signal = &e.signal
 	}
 	r.Actuals = actuals(u)
+	if err := sb.network.report(&r.Network, &r.Actuals); err != nil && r.Error == nil {
+		r.Error = Failed("no_usage", "cannot read what the network of run=%s carried: %w", sb.Request.ID, err)
+	}
 	if r.Runtime.Name == "runsc" {
 		r.Actuals.PidsRefused = nil // refused inside the Sentry, which the host does not see
 	}
@@ -60,7 +63,7 @@ func newResult(req Request) Result {
 		Timing:     Timing{Phases: []Phase{}},
 		Unenforced: []string{},
 		Changes:    []FileChange{},
-		Network:    NetworkInfo{Mode: req.Network, Denied: []Denied{}},
+		Network:    NetworkInfo{Mode: req.Egress.Mode(), Denied: []Denied{}, Allowed: []Allowed{}},
 	}
 }
 
@@ -89,9 +92,8 @@ func (sb *sandbox) timing() Timing {
 	return t
 }
 
-// actuals converts what the kernel charged. A run without a network moved no bytes.
+// actuals converts what the kernel charged.
 func actuals(u cgroups.Usage) Usage {
-	var none int64
 	return Usage{
 		BusyCPUSecs:   seconds(u.CPU),
 		UserCPUSecs:   seconds(u.User),
@@ -103,8 +105,6 @@ func actuals(u cgroups.Usage) Usage {
 		OOMKills:      u.OOMKills,
 		IOReadBytes:   u.IORead,
 		IOWriteBytes:  u.IOWrite,
-		RxBytes:       &none,
-		TxBytes:       &none,
 	}
 }
 

@@ -17,7 +17,6 @@ import (
 	"github.com/direct-oci/engine/engine/initwire"
 	"github.com/direct-oci/engine/engine/journal"
 	"github.com/direct-oci/engine/engine/ociruntime"
-	"github.com/direct-oci/engine/netns"
 	"github.com/direct-oci/engine/oci"
 	"github.com/direct-oci/engine/rootfs"
 )
@@ -44,8 +43,9 @@ type sandbox struct {
 	image   imageRoot
 	ids     idBlock
 	group   cgroups.Group
-	netns   *os.File
-	binds   []rootfs.Bind
+	network network
+	binds   []rootfs.Bind // below /proc
+	etc     []string      // files of the run's own in place of the layer's
 	output  *journal.OutputWriter
 	outputs *outputs
 	guest   *guest
@@ -135,7 +135,7 @@ func (sb *sandbox) parts() error {
 		name string
 		do   func() error
 	}{
-		{"netns", func() (err error) { sb.netns, err = netns.New(); return err }},
+		{"netns", sb.openNetwork},
 		{"rootfs", sb.mountRoot},
 		{"files", sb.writeFiles},
 	}
@@ -200,6 +200,9 @@ func (sb *sandbox) writeFiles() (err error) {
 	if err := sb.record.Reserve(); err != nil {
 		return err
 	}
+	if err := sb.resolverFiles(); err != nil {
+		return err
+	}
 	if sb.output, err = journal.CreateOutput(sb.record.OutputPath(), sb.Request.Limits.OutputKept); err != nil {
 		return err
 	}
@@ -259,6 +262,7 @@ func (sb *sandbox) start(ctx context.Context, spec *specs.Spec, theirs *os.File)
 	defer theirs.Close()
 	c := ociruntime.Container{
 		ID: sb.Request.ID, Bundle: sb.dir("bundle"), Spec: spec, StateDir: sb.dir("runtime"), Guest: theirs,
+		Network: sb.network.gateway != nil,
 	}
 	if sb.isGVisor() && !sb.controls("cpu", "cpuset", "io", "memory", "pids") {
 		group, _, err := sb.Hierarchy.Create(runGroup(sb.Request.ID)+"/ctr", cgroups.Limits{})

@@ -284,7 +284,7 @@ func (r *Run) Joined() bool { return r.control == nil }
 // does not wait, and a run that has ended stays as it was.
 func (r *Run) Cancel() {
 	if r.Joined() {
-		r.host.reach(r.id)
+		r.host.reach(r.id, "cancel")
 		return
 	}
 	// A monitor that is gone, or that does not read, has nothing left to cancel.

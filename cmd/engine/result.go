@@ -80,7 +80,7 @@ func refusal(e *engine.Error) engine.Result {
 	return engine.Result{
 		Timing:     engine.Timing{Phases: []engine.Phase{}},
 		Unenforced: []string{},
-		Network:    engine.NetworkInfo{Mode: "none", Denied: []engine.Denied{}},
+		Network:    engine.NetworkInfo{Mode: "none", Denied: []engine.Denied{}, Allowed: []engine.Allowed{}},
 		Changes:    []engine.FileChange{},
 		Error:      e,
 	}

@@ -177,7 +177,7 @@ func (s *Server) Update(p Policy) error {
 			s.names.addr(n.Host) // it has its address even if a flood of others fills the pool
 		}
 	}
-	err := s.gw.SetPolicy(p.kernel())
+	err := s.gw.SetPolicy(p.Kernel())
 	if err != nil {
 		s.rules.Store(newRules(Policy{}))
 		err = fmt.Errorf("cannot set the gateway's policy: %w", err)
@@ -186,8 +186,8 @@ func (s *Server) Update(p Policy) error {
 	return err
 }
 
-// kernel is the policy as the gateway's rules know it: a first, coarser sieve.
-func (p Policy) kernel() netns.Policy {
+// Kernel is the policy as the gateway's rules know it: a first, coarser sieve.
+func (p Policy) Kernel() netns.Policy {
 	if p.Mode() == "none" {
 		return netns.Policy{}
 	}
@@ -218,6 +218,14 @@ func (p Policy) kernel() netns.Policy {
 		}
 	}
 	return k
+}
+
+// KernelLimits bound a run's connections in the gateway's rules, a little above what
+// the server itself allows: a flood ends there, and everything else ends here, where
+// it is explained.
+func (p Policy) KernelLimits() netns.Limits {
+	l := p.Limits.withDefaults()
+	return netns.Limits{Connections: l.Connections + 64, ConnectionsPerSec: 2 * l.PerSecond}
 }
 
 // recheck closes the sessions that the rules in force do not allow.
