@@ -61,7 +61,7 @@ func (h Host) GC(ctx context.Context, dryRun bool) ([]GCAction, error) {
 	defer cancel()
 	var tasks []task
 	for _, id := range ids {
-		tasks = append(tasks, task{id, strings.Join(h.objects(hierarchy.Group("run/"+id), id), ","), func() ([]GCAction, error) {
+		tasks = append(tasks, task{id, strings.Join(h.objects(hierarchy.Group(runGroup(id)), id), ","), func() ([]GCAction, error) {
 			return h.collect(ctx, hierarchy, id, dryRun)
 		}})
 	}
@@ -183,7 +183,7 @@ func (h Host) collect(ctx context.Context, hierarchy cgroups.Hierarchy, id strin
 	if alive || err != nil {
 		return nil, err
 	}
-	group := hierarchy.Group("run/" + id)
+	group := hierarchy.Group(runGroup(id))
 	action := GCAction{ID: id, Object: strings.Join(h.objects(group, id), ","), Action: actionEnd}
 	r, err := h.load(id)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -288,8 +288,6 @@ const (
 	lockXattr = "trusted.engine.lock" // of the run's cgroup
 )
 
-func (sb *sandbox) lockPath() string { return filepath.Join(sb.record.Dir(), lockLink) }
-
 // unmarkedGrace is how old an object without a name of a lock must be to count as
 // left by a crash. A monitor writes the name right after it makes the object.
 const unmarkedGrace = time.Minute
@@ -339,7 +337,9 @@ func (h Host) bury(ctx context.Context, run *journal.Run, req Request, group cgr
 	result := newResult(req)
 	if usage, err := group.ReadUsage(); err == nil {
 		result.Actuals = actuals(usage)
-		result.Actuals.RxBytes, result.Actuals.TxBytes = nil, nil
+		if t := h.lastTraffic(req); t != nil {
+			result.Actuals.RxBytes, result.Actuals.TxBytes = &t.Rx, &t.Tx
+		}
 	}
 	result.setReason(ReasonLost)
 	result.Error = Failed("lost", "run=%s was lost: its monitor died", run.ID())

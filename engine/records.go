@@ -91,8 +91,8 @@ func (h Host) List() ([]Record, error) {
 	return records, nil
 }
 
-// Load returns one run with its output. A prefix of its id is enough where it fits
-// one run alone.
+// Load returns one run, without its output. A prefix of its id is enough where it
+// fits one run alone.
 func (h Host) Load(prefix string) (Record, error) {
 	h = h.withDirs()
 	id, err := h.find(prefix)
@@ -103,14 +103,22 @@ func (h Host) Load(prefix string) (Record, error) {
 	if err != nil {
 		return Record{}, Failed("no_record", "%w", err)
 	}
-	if r.Result != nil {
-		run, err := journal.Open(h.StateDir, id)
-		if err != nil {
-			return Record{}, Failed("no_record", "%w", err)
-		}
-		r.Result.fillOutput(run.OutputPath())
-	}
 	return r, nil
+}
+
+// FillOutput adds to a result what is on record of the output, which may be large.
+// A record that cannot be read is said in the result, which stands otherwise.
+func (h Host) FillOutput(r *Result) {
+	out, err := journal.ReadOutput(h.OutputPath(r.ID))
+	if err != nil && errors.Is(err, fs.ErrNotExist) && r.StdoutBytes+r.StderrBytes == 0 {
+		return // it never came to any
+	}
+	r.Stdout, r.Stderr = out.Stdout, out.Stderr
+	r.StdoutBytes, r.StderrBytes = out.Totals[0].Written, out.Totals[1].Written
+	r.StdoutTruncated, r.StderrTruncated = out.Totals[0].Truncated(), out.Totals[1].Truncated()
+	if err != nil && r.Error == nil && r.Reason != nil {
+		r.Error = Failed("no_output", "cannot read the output of run=%s: %w", r.ID, err)
+	}
 }
 
 // OutputPath is where the output of the run is on record, for journal.OpenOutput.

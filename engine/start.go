@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"time"
 
@@ -30,7 +31,7 @@ type hello struct {
 	Hierarchy cgroups.Hierarchy `json:"hierarchy"`
 	Request   Request           `json:"request"`
 	Secrets   []Secret          `json:"secrets"`
-	Tools     []string          `json:"tools"` // where runtimes are looked for first
+	Plan      plan              `json:"plan"`
 	StartedAt int64             `json:"startedAt"`
 }
 
@@ -93,8 +94,8 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 	if err := h.prepare(); err != nil {
 		return nil, err
 	}
-	if err := h.admit(); err != nil {
-		return nil, err
+	if err := errors.Join(h.reachable(), h.admit()); err != nil {
+		return nil, AsError(err)
 	}
 	hierarchy, err := cgroups.Open(h.CgroupRoot)
 	if err != nil {
@@ -103,12 +104,16 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 	if req.ID == "" {
 		req.ID = journal.NewID()
 	}
+	plan, err := makePlan(ctx, h, req)
+	if err != nil {
+		return nil, err
+	}
 	for {
 		failpoint("before-reserve")
 		record, err := journal.Create(h.StateDir, req.ID)
 		if err == nil {
 			failpoint("after-reserve")
-			return h.begin(record, hello{h, hierarchy, req, secrets, toolDirs(), startedAt}, stdio)
+			return h.begin(record, hello{h, hierarchy, req, secrets, plan, startedAt}, stdio)
 		}
 		if !errors.Is(err, journal.ErrExists) {
 			return nil, Failed("no_record", "%w", err)
@@ -123,7 +128,17 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 // begin starts the run whose record is new and held by this process.
 func (h Host) begin(record *journal.Run, told hello, stdio Stdio) (*Run, error) {
 	r := &Run{host: h, id: record.ID(), ended: make(chan struct{})}
-	err := r.handOver(record, told, stdio)
+	clock := clock{start: told.StartedAt}
+	stop := clock.phase("cgroup")
+	err := told.Plan.limit(told.Hierarchy, told.Request, record)
+	stop()
+	told.Plan.Phases = clock.phases()
+	if err == nil {
+		err = r.handOver(record, told, stdio)
+	}
+	if err != nil {
+		err = errors.Join(err, told.Hierarchy.Group(runGroup(r.id)).Remove())
+	}
 	record.Close()
 	if err != nil {
 		return nil, AsError(errors.Join(err, journal.Remove(h.StateDir, r.id)))
@@ -136,6 +151,9 @@ func (r *Run) handOver(record *journal.Run, h hello, stdio Stdio) error {
 	failpoint("before-spawn")
 	if err := r.spawn(h.Hierarchy, record.Lock(), stdio); err != nil {
 		return err
+	}
+	if !h.Plan.isGVisor() {
+		go h.Hierarchy.StartMigration()
 	}
 	failpoint("before-intent")
 	err := record.Write(journal.Intent, h.Request, true)
@@ -229,14 +247,14 @@ func (h Host) join(ctx context.Context, req Request) (*Run, error) {
 		case !r.Created.IsZero():
 			return nil, Refused("exists", "cannot start run=%s: a run of another request has this id", req.ID).
 				WithFix("choose another id, or see engine inspect " + req.ID)
+		case !r.Alive && r.unbegun:
+			if err := h.gcOne(ctx, req.ID); err != nil {
+				return nil, err
+			}
+			return nil, errNeverBegun // or somebody else was quicker, and is looked at next
 		case !r.Alive:
-			err := journal.Forget(h.StateDir, req.ID)
-			if err == nil || errors.Is(err, fs.ErrNotExist) {
-				return nil, errNeverBegun
-			}
-			if !errors.Is(err, journal.ErrAlive) { // else somebody was quicker, and is looked at again
-				return nil, Failed("no_record", "cannot join run=%s: its request cannot be read: %w", req.ID, err).WithFix("see engine inspect " + req.ID + ", and remove it with engine rm")
-			}
+			return nil, Failed("no_record", "cannot join run=%s: its request cannot be read: %s", req.ID, strings.Join(r.Problems, "; ")).
+				WithFix("see engine inspect " + req.ID + ", and remove it with engine rm")
 		}
 		select {
 		case <-tick.C: // its starter is about to write the request
@@ -267,7 +285,7 @@ func (r *Run) Joined() bool { return r.control == nil }
 // does not wait, and a run that has ended stays as it was.
 func (r *Run) Cancel() {
 	if r.Joined() {
-		r.host.reach(r.id)
+		r.host.reach(r.id, "cancel")
 		return
 	}
 	// A monitor that is gone, or that does not read, has nothing left to cancel.

@@ -25,10 +25,7 @@ func (sb *sandbox) teardown(ctx context.Context, last func() error) error {
 		err = sb.ids.release()
 		failpoint("after-uids-released")
 	}
-	if sb.netns != nil {
-		err = errors.Join(err, sb.netns.Close())
-	}
-	err = errors.Join(err, sb.image.release(), last())
+	err = errors.Join(err, sb.network.close(), sb.image.release(), last())
 	if err != nil {
 		return err
 	}

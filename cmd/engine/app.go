@@ -159,7 +159,7 @@ func (a *app) rootCommand() *cobra.Command {
 	flags.StringVar(&a.host.CgroupRoot, "cgroup-root", "", "`DIR` of the cgroups of all runs (default engine, below the cgroup2 mount)")
 	later(flags, "config", "FILE", "no command of this version reads a configuration file")
 	root.AddCommand(
-		a.runCommand(), a.execCommand(), a.bundleCommand(), a.imageCommand(),
+		a.runCommand(), a.execCommand(), a.bundleCommand(), a.netCommand(), a.imageCommand(),
 		a.psCommand(), a.inspectCommand(), a.logsCommand(), a.waitCommand(),
 		a.killCommand(), a.rmCommand(), a.gcCommand(),
 		a.doctorCommand(), a.versionCommand(),

@@ -11,37 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestForgetOnlyTheUnbegun removes a run of which nothing is on record, and no other.
-func TestForgetOnlyTheUnbegun(t *testing.T) {
-	state := t.TempDir()
-	r := create(t, state, idA)
-	if err := Forget(state, idA); !errors.Is(err, ErrAlive) {
-		t.Errorf("Forget of a run with an owner = %v, want ErrAlive", err)
-	}
-	if err := r.Write(Intent, 1, false); err != nil {
-		t.Fatal(err)
-	}
-	r.Close()
-	if err := Forget(state, idA); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("Forget of a run that has a record = %v, want fs.ErrExist", err)
-	}
-	if err := os.WriteFile(filepath.Join(r.Dir(), "intent.json"), []byte("{"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := Forget(state, idA); !errors.Is(err, fs.ErrExist) {
-		t.Errorf("Forget of a run with a torn record = %v, want fs.ErrExist", err)
-	}
-	if err := os.Remove(filepath.Join(r.Dir(), "intent.json")); err != nil {
-		t.Fatal(err)
-	}
-	if err := Forget(state, idA); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := Open(state, idA); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("Open of a forgotten run = %v, want fs.ErrNotExist", err)
-	}
-}
-
 // TestLockOfARemovedRun proves that the lock of a run that was removed, and whose id was
 // given out again, is not taken for the new one's.
 func TestLockOfARemovedRun(t *testing.T) {

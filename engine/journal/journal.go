@@ -11,6 +11,7 @@
 //	exit.json     the result is known
 //	cleaned.json  nothing of the run is left on the host
 //	output.log    what the program wrote, see OutputWriter
+//	network.log   each decision about its network, a line of JSON
 //	reserve       room for the last two records, while the run is not cleaned
 //
 // A run is as far as its furthest readable record. Records only get added, so
@@ -52,6 +53,7 @@ const (
 	idLen      = 16
 	lockName   = "lock"
 	outputName = "output.log"
+	auditName  = "network.log"
 
 	// reserveName is a file of reserveSize bytes that makes room for the last
 	// records when the disk is full.
@@ -291,20 +293,6 @@ func Remove(stateDir, id string) error {
 	return r.Remove()
 }
 
-// Forget is Remove for a run of which nothing is on record but its name. It returns
-// fs.ErrExist, wrapped, if there is more.
-func Forget(stateDir, id string) error {
-	r, err := Claim(stateDir, id)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	if last, problems := r.Last(); last != "" || len(problems) > 0 {
-		return errors.Join(append([]error{fmt.Errorf("cannot forget run %s: %w", id, fs.ErrExist)}, problems...)...)
-	}
-	return r.Remove()
-}
-
 // Remove deletes everything on record about the run, as the function Remove does.
 //
 // Preconditions: this process holds the lock.
@@ -417,6 +405,9 @@ func (r *Run) OutputPath() string { return filepath.Join(r.dir, outputName) }
 
 // OutputPath is where the output of the run id is recorded.
 func OutputPath(stateDir, id string) string { return filepath.Join(RunDir(stateDir, id), outputName) }
+
+// AuditPath is where the decisions about the run's network are recorded.
+func (r *Run) AuditPath() string { return filepath.Join(r.dir, auditName) }
 
 // Lock is the locked file, to be inherited by the process that is to own the
 // run; nil if the run was opened for reading.

@@ -116,8 +116,23 @@ func (r *Run) write(name string, v any, sync bool) error {
 	if !sync {
 		return nil
 	}
-	// The run's own name is one directory up.
+	if name != Intent {
+		return syncDir(r.dir)
+	}
+	// The first record also puts the run's own name on disk, one directory up.
 	return errors.Join(syncDir(r.dir), syncDir(filepath.Dir(r.dir)))
+}
+
+// Sync brings a record that was written without sync, and its name, to the disk.
+func (r *Run) Sync(name string) error {
+	f, err := os.Open(filepath.Join(r.dir, name+".json"))
+	if err == nil {
+		err = errors.Join(f.Sync(), f.Close(), syncDir(r.dir))
+	}
+	if err != nil {
+		return fmt.Errorf("cannot sync record %s of run %s: %w", name, r.id, err)
+	}
+	return nil
 }
 
 // Reserve sets room aside for the last records of the run, exit and cleaned: a disk

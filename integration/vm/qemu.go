@@ -198,7 +198,8 @@ func acceleration(ctx context.Context, cache string, s spec) (string, error) {
 	}
 	file := filepath.Join(cache, "accel-"+strings.TrimSpace(string(boot)))
 	if answer, err := os.ReadFile(file); err == nil {
-		return string(answer), nil
+		now := time.Now()
+		return string(answer), os.Chtimes(file, now, now) // in use: not to be pruned
 	}
 	answer := emulation
 	if probe(ctx, s) {
