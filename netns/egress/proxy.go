@@ -201,7 +201,8 @@ func (s *Server) exchange(sess *session, h head, request []byte, r *bufio.Reader
 	case h.length < 0:
 		err = out.copyBody(&chunkedReader{r: r}, -1, true)
 	}
-	if err != nil {
+	var op *net.OpError
+	if err != nil && !(errors.As(err, &op) && op.Op == "write") { // a server may answer before it has read all
 		sess.kill()
 	}
 	<-done

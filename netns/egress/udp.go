@@ -110,14 +110,15 @@ func (s *Server) flowOut(sess *session, u *udpFlow, counts *traffic, done <-chan
 			if s.gate.reserve(send, size) < size {
 				return
 			}
+			counts.tx.Add(size) // first, so that an answer never comes before its question is counted
 			if _, err := sess.up.Write(b); err != nil {
+				counts.tx.Add(-size)
 				s.gate.release(send, size)
 				if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EMSGSIZE) {
 					continue // of an earlier datagram, or too long for the host's network
 				}
 				return
 			}
-			counts.tx.Add(size)
 			sess.up.SetReadDeadline(time.Now().Add(udpIdle))
 		case <-done:
 			return
@@ -140,10 +141,10 @@ func (s *Server) flowBack(sess *session, back *net.UDPConn, f flow, counts *traf
 		if s.gate.reserve(receive, size) < size {
 			return
 		}
+		counts.rx.Add(size)
 		if _, err := back.WriteToUDPAddrPort(buf[:n], f.from); err != nil {
 			return
 		}
-		counts.rx.Add(size)
 		sess.up.SetReadDeadline(time.Now().Add(udpIdle))
 	}
 }
