@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -212,9 +213,11 @@ func ParseAllowCIDR(s string) (CIDRRule, error) {
 	}
 	rule.Prefix = prefix
 	if err := rule.check(); err != nil {
-		e := err.(*PolicyError)
-		e.Value = strconv.QuoteToASCII(s)
-		return CIDRRule{}, e
+		var e *PolicyError
+		if errors.As(err, &e) {
+			e.Value = strconv.QuoteToASCII(s)
+		}
+		return CIDRRule{}, err
 	}
 	return rule, nil
 }

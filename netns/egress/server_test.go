@@ -186,9 +186,12 @@ func TestCIDRsAndWhatIsDenied(t *testing.T) {
 		t.Errorf("arrived on the far side: %v", v[before:])
 	}
 	for _, want := range []Destination{
-		{Host: "203.0.113.9", Port: 80, Rule: ruleNone}, {Host: "169.254.169.254", Port: 80, Rule: "metadata"},
-		{Host: "10.2.0.1", Port: 5432, Rule: "private"}, {Host: "name.example", Port: 5432, Rule: ruleNone},
-		{Host: "203.0.113.77", Port: 5432, Rule: "local"}, {Host: "10.9.9.9", Port: 80, Rule: "private"},
+		{Host: "203.0.113.9", Port: 80, Rule: ruleNone},
+		{Host: "169.254.169.254", Port: 80, Rule: "metadata"},
+		{Host: "10.2.0.1", Port: 5432, Rule: "private"},
+		{Host: "name.example", Port: 5432, Rule: ruleNone},
+		{Host: "203.0.113.77", Port: 5432, Rule: "local"},
+		{Host: "10.9.9.9", Port: 80, Rule: "private"},
 	} {
 		if d := denied(t, w, want.Host, want.Port, "tcp"); d.Count < 1 || d.Rule != want.Rule && want.Host != "10.9.9.9" {
 			t.Errorf("counted %+v, want %+v", d, want)
