@@ -62,6 +62,7 @@ type Server struct {
 	closed   bool
 	sockets  []io.Closer
 	sessions map[*session]struct{}
+	open     map[string]int // sessions by protocol
 	flows    map[flow]*udpFlow
 
 	refused  sync.Mutex // guards what follows
@@ -80,6 +81,7 @@ func Serve(c Config) (*Server, error) {
 		ledger:   newLedger(c.Sink),
 		lookups:  make(chan struct{}, maxLookups),
 		sessions: map[*session]struct{}{},
+		open:     map[string]int{},
 		flows:    map[flow]*udpFlow{},
 		reported: map[refusal]int64{},
 	}
@@ -177,7 +179,7 @@ func (s *Server) Update(p Policy) error {
 			s.names.addr(n.Host) // it has its address even if a flood of others fills the pool
 		}
 	}
-	err := s.gw.SetPolicy(p.kernel())
+	err := s.gw.SetPolicy(p.Kernel())
 	if err != nil {
 		s.rules.Store(newRules(Policy{}))
 		err = fmt.Errorf("cannot set the gateway's policy: %w", err)
@@ -186,8 +188,8 @@ func (s *Server) Update(p Policy) error {
 	return err
 }
 
-// kernel is the policy as the gateway's rules know it: a first, coarser sieve.
-func (p Policy) kernel() netns.Policy {
+// Kernel is the policy as the gateway's rules know it: a first, coarser sieve.
+func (p Policy) Kernel() netns.Policy {
 	if p.Mode() == "none" {
 		return netns.Policy{}
 	}

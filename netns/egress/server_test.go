@@ -525,26 +525,8 @@ func TestUpdateWhileConnecting(t *testing.T) {
 
 func TestUDP(t *testing.T) {
 	w := newWorld(t, policy(t, "", "203.0.113.0/24:53/udp,203.0.113.0/24:9999/udp"))
-	for _, port := range []int{9999, 1000} {
-		var p *net.UDPConn
-		w.in(t, w.internet, func() error {
-			pc, err := net.ListenPacket("udp4", fmt.Sprintf("203.0.113.9:%d", port))
-			p, _ = pc.(*net.UDPConn)
-			return err
-		})
-		t.Cleanup(func() { p.Close() })
-		go func() {
-			buf := make([]byte, 1500)
-			for {
-				n, from, err := p.ReadFrom(buf)
-				if err != nil {
-					return
-				}
-				w.visit(netip.MustParseAddrPort(p.LocalAddr().String()))
-				p.WriteTo(append([]byte("re: "), buf[:n]...), from)
-			}
-		}()
-	}
+	w.echoUDP(t, "203.0.113.9:9999")
+	w.echoUDP(t, "203.0.113.9:1000")
 	for range 3 { // flows of their own to one destination
 		c, err := w.dialIn(t.Context(), w.gateway.Sandbox(), &net.Dialer{}, "udp", "203.0.113.9:9999")
 		if err != nil {
@@ -579,6 +561,28 @@ func TestUDP(t *testing.T) {
 	if n := len(w.visits()); n != 15 {
 		t.Errorf("%d datagrams arrived, want 15", n)
 	}
+}
+
+// TestManyFlows has a program use a new port for each of its questions, with far
+// more questions than flows may be open.
+func TestManyFlows(t *testing.T) {
+	p := policy(t, "", "203.0.113.0/24:9999/udp")
+	p.Limits.Connections = 5
+	w := newWorld(t, p)
+	w.echoUDP(t, "203.0.113.9:9999")
+	for i := range 100 {
+		c, err := w.dialIn(t.Context(), w.gateway.Sandbox(), &net.Dialer{}, "udp", "203.0.113.9:9999")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetDeadline(time.Now().Add(5 * time.Second))
+		c.Write([]byte("x"))
+		if _, err := c.Read(make([]byte, 10)); err != nil {
+			t.Fatalf("question %d: %v", i, err)
+		}
+		c.Close()
+	}
+	expect(t, "at most 5 flows are open", func() bool { st, _ := w.Stats(); return st.Open <= 5 })
 }
 
 func TestInternetMode(t *testing.T) {
