@@ -269,7 +269,7 @@ func denialText(d Decision) string {
 	fmt.Fprintf(&b, "Denied by this sandbox's egress policy (%s): %s.\n", d.Rule, d.Why)
 	if a := advice(d); a != "" {
 		fmt.Fprintf(&b, "To reach it, ask whoever starts the run to add: %s\n", a)
-	} else {
+	} else if d.Rule == "metadata" || d.Rule == "special" {
 		b.WriteString("No setting opens it.\n")
 	}
 	b.WriteString("The proxy works. Do not retry or go round it: the answer is the same until the policy changes.\n")
