@@ -245,8 +245,10 @@ func device(word string, key uint32, op uint32, name string) stmt {
 func notFromLink() stmt {
 	return device("iifname", unix.NFT_META_IIFNAME, unix.NFT_CMP_NEQ, gatewayLink)
 }
+
 func fromLink() stmt { return device("iifname", unix.NFT_META_IIFNAME, unix.NFT_CMP_EQ, gatewayLink) }
-func toLink() stmt   { return device("oifname", unix.NFT_META_OIFNAME, unix.NFT_CMP_EQ, gatewayLink) }
+
+func toLink() stmt { return device("oifname", unix.NFT_META_OIFNAME, unix.NFT_CMP_EQ, gatewayLink) }
 
 func newConnection() stmt {
 	const stateNew = 8

@@ -116,11 +116,11 @@ func (g *Gateway) furnish(r routes, s sets, cfg GatewayConfig) error {
 	// A program or a helper of the runtime may send as soon as there is a link.
 	// Holds because: the gateway's end is down until the kernel has said that it holds
 	// the rules, and any error ends the making.
-	// Not covered: -. Checked by: TestNothingPassesDuringSetUp.
+	// Not covered: what the kernel sends by itself. Checked by: TestNothingPassesDuringSetUp.
 	if err := makePair(r.own, int(g.sandbox.Fd()), cfg.MTU); err != nil {
 		return err
 	}
-	var w writer
+	w := writer{b: make([]byte, 0, 16<<10)} // holds all but large policies
 	rules(s, cfg.Limits).write(&w)
 	if err := g.rules.do(&w); err != nil {
 		return err
@@ -131,15 +131,18 @@ func (g *Gateway) furnish(r routes, s sets, cfg GatewayConfig) error {
 	if err := configureGateway(r.own); err != nil {
 		return err
 	}
-	return configureSandbox(r.sandbox)
+	if err := configureSandbox(r.sandbox); err != nil {
+		return err
+	}
+	return errors.Join(settle(r.own, gatewayLink), settle(r.sandbox, sandboxLink))
 }
 
-// unlimitRefusals lets the gateway answer each refused datagram. By default it tells
-// one address about six in a row and then one a second, and a client waits for those
-// that it is not told.
+// unlimitRefusals lets the gateway answer each refused datagram, and without using up
+// what the host may send. By default one address is told about six in a row and then
+// one a second, and a client waits for those that it is not told.
 func unlimitRefusals() error {
 	// the file is that of the namespace of the thread that opens it
-	const path = "/proc/sys/net/ipv4/icmp_ratelimit"
+	const path = "/proc/sys/net/ipv4/icmp_ratemask"
 	if err := os.WriteFile(path, []byte("0"), 0); err != nil {
 		return fmt.Errorf("cannot set a gateway's limit of refusals: %w", err)
 	}

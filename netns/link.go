@@ -2,7 +2,9 @@ package netns
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -163,4 +165,26 @@ func (w *writer) route(kind, scope byte, body func()) {
 		w.b = binary.NativeEndian.AppendUint32(w.b, 0) // flags
 		body()
 	})
+}
+
+// settle has the kernel do at once what it does in the background after a link has got
+// its carrier. Until then it drops what is sent there, and a sandbox would wait a
+// second for its first connection.
+func settle(c *conn, name string) error {
+	// asking for the state is what makes the kernel catch up with it
+	value := struct{ command, up uint32 }{command: unix.ETHTOOL_GLINK}
+	request := struct {
+		name [unix.IFNAMSIZ]byte
+		data unsafe.Pointer
+		_    [16]byte // the rest of struct ifreq
+	}{data: unsafe.Pointer(&value)}
+	copy(request.name[:], name)
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(c.fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&request)))
+	if errno != 0 {
+		return fmt.Errorf("cannot ask for the state of a gateway's link %s: %w", name, errno)
+	}
+	if value.up == 0 {
+		return fmt.Errorf("internal error: a gateway's link %s has no carrier", name)
+	}
+	return nil
 }

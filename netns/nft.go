@@ -3,6 +3,8 @@ package netns
 import (
 	"encoding/binary"
 	"fmt"
+	"math/bits"
+	"net/netip"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -40,20 +42,18 @@ type field struct {
 	name string // as nft calls the type
 	kind uint32 // as nft numbers it
 	size int
+	text func(first, last []byte) string
 }
 
 var (
-	fieldAddr     = field{"ipv4_addr", 7, 4}
-	fieldProtocol = field{"inet_proto", 12, 1}
-	fieldPort     = field{"inet_service", 13, 2}
+	fieldAddr     = field{"ipv4_addr", 7, 4, addressText}
+	fieldProtocol = field{"inet_proto", 12, 1, func(first, _ []byte) string { return Protocol(first[0]).String() }}
+	fieldPort     = field{"inet_service", 13, 2, portText}
 )
 
-// elem is an element of a set; end is nil but in an interval set, where it belongs
-// to the range.
-type elem struct {
-	text     string
-	key, end []byte
-}
+// elem is an element of a set, its fields each padded to a register. end is nil but
+// in an interval set, where it belongs to the range.
+type elem struct{ key, end []byte }
 
 type chain struct {
 	name  string
@@ -135,7 +135,7 @@ func (s set) print(b *strings.Builder) {
 		}
 	}
 	for _, e := range s.elems {
-		elems = append(elems, e.text)
+		elems = append(elems, s.elemText(e))
 	}
 	fmt.Fprintf(b, "\tset %s {\n\t\ttype %s\n", s.name, strings.Join(types, " . "))
 	if s.size > 0 {
@@ -148,6 +148,42 @@ func (s set) print(b *strings.Builder) {
 		fmt.Fprintf(b, "\t\telements = { %s }\n", strings.Join(elems, ", "))
 	}
 	b.WriteString("\t}\n\n")
+}
+
+func (s set) elemText(e elem) string {
+	var words []string
+	at := 0
+	for _, f := range s.fields {
+		first := e.key[at : at+f.size]
+		last := first
+		if e.end != nil {
+			last = e.end[at : at+f.size]
+		}
+		words = append(words, f.text(first, last))
+		at += registerSize
+	}
+	return strings.Join(words, " . ")
+}
+
+func portText(first, last []byte) string {
+	a, b := binary.BigEndian.Uint16(first), binary.BigEndian.Uint16(last)
+	if a == b {
+		return fmt.Sprint(a)
+	}
+	return fmt.Sprintf("%d-%d", a, b)
+}
+
+// addressText writes an address, a prefix, or both ends of a range.
+func addressText(first, last []byte) string {
+	a, b := binary.BigEndian.Uint32(first), binary.BigEndian.Uint32(last)
+	from := netip.AddrFrom4([4]byte(first))
+	switch host := a ^ b; {
+	case a == b:
+		return from.String()
+	case host&(host+1) == 0 && a&host == 0:
+		return netip.PrefixFrom(from, bits.LeadingZeros32(host)).String()
+	}
+	return fmt.Sprintf("%s-%s", from, netip.AddrFrom4([4]byte(last)))
 }
 
 func (c chain) print(b *strings.Builder) {

@@ -2,7 +2,6 @@ package netns
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -16,7 +15,7 @@ const (
 	setForbidden, setPrivate, setRefused        = "forbidden", "private", "refused"
 
 	countTx, countRx, countDenied, countNever       = "tx", "rx", "denied", "never"
-	countSpoofed, countFrag, countLimited, allQuota = "spoofed", "frag", "limited", "traffic"
+	countSpoofed, countFrag, countLimited, allQuota = "spoofed", "fragments", "limited", "traffic"
 
 	chainAdmit, chainRefuse = "admit", "refuse"
 )
@@ -63,7 +62,7 @@ func guard(l Limits) table {
 		{ipBits("ip frag-off & 0x3fff != 0", 6, []byte{0x3f, 0xff}, unix.NFT_CMP_NEQ, []byte{0, 0}), count(countFrag), drop()},
 	}
 	if l.BytesPerSec > 0 {
-		rules = append(rules, rule{bytesOver(l.BytesPerSec, burst(l.BytesPerSec)), count(countLimited), drop()})
+		rules = append(rules, rule{bytesOver(l.BytesPerSec, burst), count(countLimited), drop()})
 	}
 	rules = append(rules,
 		rule{ipBits("ip protocol tcp", 9, nil, unix.NFT_CMP_EQ, []byte{byte(TCP)}), accept()},
@@ -82,9 +81,9 @@ func guard(l Limits) table {
 	}
 }
 
-// burst is what may come at once at a rate: an eighth of a second's worth, and a few
-// of the largest packets that a link carries.
-func burst(perSec int64) int64 { return min(max(perSec/8, 256<<10), 1<<31) }
+// burst is what may come at once beyond a second's worth at a rate: a few of the
+// largest packets that a link carries.
+const burst = 256 << 10
 
 // pol is the policy.
 func pol(s sets, l Limits) table {
@@ -108,7 +107,7 @@ func pol(s sets, l Limits) table {
 	}
 	output := []rule{}
 	if l.BytesPerSec > 0 {
-		output = append(output, rule{toLink(), bytesOver(l.BytesPerSec, burst(l.BytesPerSec)), count(countLimited), drop()})
+		output = append(output, rule{toLink(), bytesOver(l.BytesPerSec, burst), count(countLimited), drop()})
 	}
 	var traffic *quota
 	if l.Bytes > 0 {
@@ -201,7 +200,7 @@ func fixedSets() []set {
 func portElems(list []uint16) []elem {
 	var out []elem
 	for _, p := range list {
-		out = append(out, elem{text: fmt.Sprint(p), key: binary.BigEndian.AppendUint16(nil, p)})
+		out = append(out, elem{key: binary.BigEndian.AppendUint16(nil, p)})
 	}
 	return out
 }
@@ -210,9 +209,8 @@ func spanElems(list []span) []elem {
 	var out []elem
 	for _, s := range list {
 		out = append(out, elem{
-			text: s.String(),
-			key:  binary.BigEndian.AppendUint32(nil, s.first),
-			end:  binary.BigEndian.AppendUint32(nil, s.last),
+			key: binary.BigEndian.AppendUint32(nil, s.first),
+			end: binary.BigEndian.AppendUint32(nil, s.last),
 		})
 	}
 	return out
@@ -231,37 +229,10 @@ func boxElems(list []box, addresses bool) []elem {
 	}
 	var out []elem
 	for _, x := range list {
-		text := fmt.Sprintf("%s . %d", x.protocol, x.firstPort)
-		if x.firstPort != x.lastPort {
-			text += fmt.Sprintf("-%d", x.lastPort)
-		}
-		if addresses {
-			text = x.span.String() + " . " + text
-		}
 		out = append(out, elem{
-			text: text,
-			key:  key(x.first, x.protocol, x.firstPort),
-			end:  key(x.last, x.protocol, x.lastPort),
+			key: key(x.first, x.protocol, x.firstPort),
+			end: key(x.last, x.protocol, x.lastPort),
 		})
 	}
 	return out
-}
-
-// String writes the range as nft does: an address, a prefix, or both ends.
-func (s span) String() string {
-	first, last := address(s.first), address(s.last)
-	for bits := 32; bits >= 0; bits-- {
-		p := netip.PrefixFrom(first, bits)
-		if x, err := spanOf(p); err == nil && x == s {
-			if bits == 32 {
-				return first.String()
-			}
-			return p.String()
-		}
-	}
-	return first.String() + "-" + last.String()
-}
-
-func address(n uint32) netip.Addr {
-	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, n)))
 }
