@@ -40,25 +40,39 @@ build: bin/engine bin/engine-monitor bin/engine-init ## build the engine's stati
 # Go decides itself what is out of date.
 .PHONY: bin/engine bin/engine-monitor bin/engine-init
 bin/engine: | setup
-	CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w $(STAMP)' -o $@ ./cmd/engine
+	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w $(STAMP)' -o $@ ./cmd/engine
 
 # No tag for libseccomp: the filter is compiled beforehand and attached by engine-init.
 bin/engine-monitor: | setup
-	CGO_ENABLED=1 $(GO_BUILD) -tags 'netgo osusergo' -ldflags '-s -w $(STAMP) $(STATIC_CGO)' -o $@ ./cmd/engine-monitor
+	@CGO_ENABLED=1 $(GO_BUILD) -tags 'netgo osusergo' -ldflags '-s -w $(STAMP) $(STATIC_CGO)' -o $@ ./cmd/engine-monitor
+
+# Programs that can be killed at any step by name: for the fault tests, which put them
+# in the place of the others. Nothing of it is in those.
+.PHONY: faults
+faults: build tools ## build the programs of the fault tests into bin/
+	CGO_ENABLED=0 $(GO_BUILD) -tags failpoint -ldflags '-s -w $(STAMP)' -o bin/engine-failpoint ./cmd/engine
+	CGO_ENABLED=1 $(GO_BUILD) -tags 'failpoint netgo osusergo' -ldflags '-s -w $(STAMP) $(STATIC_CGO)' -o bin/engine-monitor-failpoint ./cmd/engine-monitor
+	CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w' -o bin/nth ./integration/faults/cmd/nth
 
 bin/engine-init: | setup
-	@$(MAKE) --no-print-directory -C cmd/engine-init OUT='$(CURDIR)/$@'
+	@$(MAKE) -s --no-print-directory -C cmd/engine-init OUT='$(CURDIR)/$@'
 
 .PHONY: tools
 tools: bin/runc bin/runsc ## build the pinned runc and runsc into bin/
 
 bin/runc: integration/tools/runc/go.mod integration/tools/runc/go.sum | setup
-	cd $(<D) && CGO_ENABLED=1 $(GO_BUILD) -tags 'seccomp netgo osusergo urfave_cli_no_docs' \
+	@echo "building runc" >&2
+	@cd $(<D) && CGO_ENABLED=1 $(GO_BUILD) -tags 'seccomp netgo osusergo urfave_cli_no_docs' \
 		-ldflags '-s -w $(STATIC_CGO)' -o '$(CURDIR)/$@' github.com/opencontainers/runc
 
 bin/runsc: integration/tools/runsc/go.mod integration/tools/runsc/go.sum | setup
-	cd $(<D) && CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w -X gvisor.dev/gvisor/runsc/version.version=$(RUNSC_VERSION)' \
+	@echo "building runsc: this takes minutes, once" >&2
+	@cd $(<D) && CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w -X gvisor.dev/gvisor/runsc/version.version=$(RUNSC_VERSION)' \
 		-o '$(CURDIR)/$@' gvisor.dev/gvisor/runsc
+
+# What the tests run inside sandboxes.
+bin/probe: $(wildcard integration/probe/*.[ch]) | setup
+	musl-gcc -std=c11 -O2 -Wall -Wextra -Wshadow -Wstrict-prototypes -Werror -static -s -o $@ $(filter %.c,$^)
 
 .PHONY: $(VM)
 $(VM): | setup
@@ -67,7 +81,9 @@ $(VM): | setup
 
 .PHONY: vm
 vm: export VM_CMD = $(value CMD)
+# make exits 2 when the command fails, whatever its status; $(VM) run passes it on.
 vm: build tools $(VM) ## run a command as root in the test machine, bin/ on PATH: make vm CMD='runc --version'
+	@[ -n "$$VM_CMD" ] || { echo "usage: make vm CMD='SHELL COMMAND'" >&2; exit 2; }
 	@$(VM) run $(VMFLAGS) -- "$$VM_CMD"
 
 .PHONY: test
@@ -78,12 +94,12 @@ test-unit: build ## run the tests that need no machine of their own
 	go test $$(go list ./... | grep -v '/integration')
 
 .PHONY: test-vm
-test-vm: build tools $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
+test-vm: build tools bin/probe $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
 	go test ./integration/vm/...
-	$(VM) test $(VMFLAGS) $(VM_TESTS)
+	$(VM) test -timeout 20m $(VMFLAGS) $(VM_TESTS)
 
 .PHONY: test-host
-test-host: build tools ## run the same tests on this host: as root, pure cgroup v2
+test-host: build tools bin/probe ## run the same tests on this host: as root, pure cgroup v2
 	ENGINE_TEST_HOST=1 ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -p 1 $(VM_TESTS)
 
 .PHONY: bench
@@ -100,7 +116,7 @@ check: $(LINT)/gofumpt $(LINT)/staticcheck build ## format, vet, staticcheck, ra
 	go vet ./...
 	$(LINT)/staticcheck ./...
 	@if command -v golangci-lint >/dev/null; then golangci-lint run; else echo "golangci-lint: not installed, left out"; fi
-	@if command -v shellcheck >/dev/null; then shellcheck .ci/run hack/*.sh; else echo "shellcheck: not installed, left out"; fi
+	@if command -v shellcheck >/dev/null; then shellcheck --severity=warning .ci/run hack/*.sh; else echo "shellcheck: not installed, left out"; fi
 	go test -race $$(go list ./... | grep -v '/integration')
 
 $(LINT)/%: integration/tools/lint/go.mod integration/tools/lint/go.sum | setup

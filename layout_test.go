@@ -30,10 +30,12 @@ var allowed = map[string]struct {
 	"engine/initwire":          {nil, "the protocol with engine-init and nothing else"},
 	"engine/ociruntime":        {nil, "a runtime starts a bundle; who made it is not its matter"},
 	"engine/ociruntime/inproc": {[]string{"engine/ociruntime"}, "libcontainer needs cgo and must stay out of every other program"},
-	"engine": {[]string{"cgroups", "netns", "oci", "rootfs", "rootfs/image", "engine/journal", "engine/initwire", "engine/ociruntime"},
-		"one run from start to finish; it is told its embedded runtime and so needs no cgo"},
+	"engine": {
+		[]string{"cgroups", "netns", "netns/egress", "oci", "rootfs", "rootfs/image", "engine/journal", "engine/initwire", "engine/ociruntime"},
+		"one run from start to finish; it is told its embedded runtime and so needs no cgo",
+	},
 	"engine/doctor":      {[]string{"cgroups", "rootfs", "engine", "engine/ociruntime"}, "looks at the host as a run would"},
-	"cmd/engine":         {[]string{"cgroups", "engine", "engine/doctor", "engine/journal", "engine/ociruntime", "oci", "rootfs/image"}, "an edge: words to values and back, no policy"},
+	"cmd/engine":         {[]string{"cgroups", "engine", "engine/doctor", "engine/journal", "engine/ociruntime", "netns", "netns/egress", "oci", "rootfs/image"}, "an edge: words to values and back, no policy"},
 	"cmd/engine-monitor": {[]string{"engine", "engine/ociruntime/inproc"}, "the only program that links libcontainer"},
 }
 

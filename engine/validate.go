@@ -46,8 +46,8 @@ func (r Request) Validate() error {
 	if r.Rootfs != "" && (!path.IsAbs(r.Rootfs) || path.Clean(r.Rootfs) == "/") {
 		return Refused("bad_root", "cannot accept rootfs=%q: want the absolute path of a directory other than /", r.Rootfs)
 	}
-	if r.Network != "none" {
-		return Refused("bad_network", "cannot accept network=%q: this version has only none", r.Network)
+	if err := r.Egress.Validate(); err != nil {
+		return Refused("bad_network", "%w", err)
 	}
 	for _, check := range []func() error{r.validateProgram, r.validateUser, r.validateLabels, r.Limits.validate, r.validateBundle} {
 		if err := check(); err != nil {

@@ -46,29 +46,40 @@ func (sb *sandbox) run(ctx context.Context, c *caller) error {
 	sb.fail(err, c, start)
 	stop()
 	usage := sb.finish()
-	errs := []error{sb.writeResult(usage)}
-	sb.report(c)
-	errs = append(errs, sb.teardown(ctx))
-	return errors.Join(errs...)
+	result, err := sb.writeResult(usage)
+	sb.report(c, err)
+	return errors.Join(err, sb.teardown(ctx, func() error {
+		if err == nil {
+			return nil
+		}
+		// What was torn down may have made room on a disk that was full.
+		return sb.record.Write(journal.Exit, result, true)
+	}))
 }
 
 // writeResult puts the result on record, after all the notes before it.
-func (sb *sandbox) writeResult(usage cgroups.Usage) error {
+func (sb *sandbox) writeResult(usage cgroups.Usage) (Result, error) {
 	defer sb.clock.phase("record")()
 	if err := sb.notes.wait(); err != nil && sb.end.err == nil {
 		sb.end.err = Failed("no_record", "%w", err)
 	}
-	return sb.record.Write(journal.Exit, sb.result(usage), true)
+	result := sb.result(usage)
+	return result, sb.record.Write(journal.Exit, result, true)
 }
 
 // report lets the caller have the last of the output and the news that the result
-// is there.
-func (sb *sandbox) report(c *caller) {
+// is there, or why it is not.
+func (sb *sandbox) report(c *caller, failed error) {
 	defer sb.clock.phase("report")()
 	if sb.outputs != nil {
 		sb.outputs.flush(c.gone, sb.patience())
 	}
-	c.tell()
+	var err *Error
+	if failed != nil {
+		err = Failed("no_record", "cannot record the result of run=%s: %w", sb.Request.ID, failed).
+			WithFix("free some space; engine gc then records that the run was lost")
+	}
+	c.tell(err)
 	sb.closeStdio()
 }
 

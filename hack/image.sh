@@ -54,6 +54,7 @@ tsx() {
 		return
 	fi
 	# A network that needs a certificate of its own needs it in there too.
+	# shellcheck disable=SC2016
 	debian "$1/npm" npm --customize-hook="
 		mkdir -p \"\$1/tsx\"
 		cp '$1'/package*.json \"\$1/tsx\"
@@ -72,7 +73,7 @@ build() {
 	mkdir -p "$work/usr/local/lib"
 	cp -r "$work.tsx/node_modules" "$work/usr/local/lib/node_modules"
 	ln -s ../lib/node_modules/.bin/tsx "$work/usr/local/bin/tsx"
-	rm -rf "$work.tsx" "$work"/var/cache/* "$work"/var/lib/apt/* "$work"/var/log/* "$work"/dev/*
+	rm -rf "$work.tsx" "${work:?}"/var/cache/* "$work"/var/lib/apt/* "$work"/var/log/* "${work:?}"/dev/*
 	mv "$work" "$root"
 	echo "image: $(du -sh "$root" | cut -f 1) in $((SECONDS - started)) s"
 }

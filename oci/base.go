@@ -71,6 +71,7 @@ var maskedPaths = []string{
 	"/proc/latency_stats",
 	"/proc/modules",
 	"/proc/pagetypeinfo",
+	"/proc/pressure",
 	"/proc/sched_debug",
 	"/proc/scsi",
 	"/proc/slabinfo",
@@ -97,7 +98,9 @@ func base(in Intent) *specs.Spec {
 	spec := &specs.Spec{
 		Root:     &specs.Root{Path: in.Root, Readonly: true},
 		Hostname: cmp.Or(in.Hostname, defaultHostname),
-		Mounts:   mounts(in),
+		// Unset, the host's would show.
+		Domainname: noDomain,
+		Mounts:     mounts(in),
 		Process: &specs.Process{
 			User: specs.User{UID: in.UID, GID: in.GID, Umask: &umask},
 			Args: slices.Clone(in.Args),
@@ -116,7 +119,7 @@ func base(in Intent) *specs.Spec {
 			GIDMappings:       []specs.LinuxIDMapping{{ContainerID: 0, HostID: in.HostID, Size: blockSize}},
 			Namespaces:        namespaces(in.NetNS),
 			CgroupsPath:       in.CgroupsPath,
-			RootfsPropagation: "rprivate",
+			RootfsPropagation: "private",
 			MaskedPaths:       slices.Clone(maskedPaths),
 			ReadonlyPaths:     slices.Clone(readonlyPaths),
 			Resources:         resources(in),

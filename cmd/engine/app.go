@@ -30,6 +30,7 @@ type app struct {
 	host   engine.Host
 	json   bool
 	quiet  bool
+	detach bool
 	status int // what the program exits with when nothing failed
 }
 
@@ -67,7 +68,7 @@ func given(args []string, flag string) bool {
 // refusal too, so that its reader finds the same object whatever happens.
 func (a *app) refuse(cmd *cobra.Command, err error) int {
 	e := asError(err)
-	a.say(e.Message, e.Fix)
+	a.complain(e.Message, e.Fix)
 	if a.json {
 		var v any = struct {
 			Error *engine.Error `json:"error"`
@@ -95,7 +96,13 @@ func asError(err error) *engine.Error {
 	return engine.AsError(err)
 }
 
-// say prints one message of the engine's own.
+// complain prints an error. --quiet keeps it off only where --json has it.
+func (a *app) complain(message, fix string) {
+	a.quiet = a.quiet && a.json
+	a.say(message, fix)
+}
+
+// say prints one message of the engine's own, unless it is to be quiet.
 func (a *app) say(message, fix string) {
 	if a.quiet {
 		return
@@ -152,7 +159,7 @@ func (a *app) rootCommand() *cobra.Command {
 	flags.StringVar(&a.host.CgroupRoot, "cgroup-root", "", "`DIR` of the cgroups of all runs (default engine, below the cgroup2 mount)")
 	later(flags, "config", "FILE", "no command of this version reads a configuration file")
 	root.AddCommand(
-		a.runCommand(), a.bundleCommand(), a.imageCommand(),
+		a.runCommand(), a.execCommand(), a.bundleCommand(), a.netCommand(), a.imageCommand(),
 		a.psCommand(), a.inspectCommand(), a.logsCommand(), a.waitCommand(),
 		a.killCommand(), a.rmCommand(), a.gcCommand(),
 		a.doctorCommand(), a.versionCommand(),

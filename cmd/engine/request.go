@@ -29,7 +29,6 @@ func newRequest() *request {
 		Runtime: "auto",
 		UID:     engine.DefaultUID,
 		GID:     engine.DefaultUID,
-		Network: "none",
 		Limits:  engine.DefaultLimits(),
 	}}
 }
@@ -42,9 +41,7 @@ func (r *request) addProgramFlags(flags *pflag.FlagSet) {
 	flags.Var(&value{typ: "UID[:GID]", def: fmt.Sprintf("%d:%d", r.UID, r.GID), set: r.setUser},
 		"user", "who the program is inside, by number")
 	flags.StringVar(&r.Workdir, "workdir", "", "`DIR` inside where the program starts (default /workload)")
-	flags.Var(&value{typ: "MODE", def: r.Network, set: r.setNetwork}, "network", "what the program may reach: none, which is loopback only")
-	later(flags, "allow", "HOST[:PORT]", "this version has no network other than none")
-	later(flags, "allow-cidr", "CIDR:PORT", "this version has no network other than none")
+	addNetworkFlags(flags, &r.Egress)
 	later(flags, "workspace", "DIR", "this version brings no workspace into a sandbox")
 	later(flags, "apply", "", "this version brings no workspace into a sandbox").NoOptDefVal = "true"
 }
@@ -63,6 +60,7 @@ func (r *request) addLimitFlags(flags *pflag.FlagSet) {
 	sizeFlag(flags, &l.OutputMax, "output-max", "", "output, of both streams, after which the run is ended (default off)")
 	pairFlag(flags, "secret", "NAME=@FILE", "secret of the program, from a file: an environment variable, or the path of a file inside if it has several lines; repeatable", r.addSecret)
 	pairFlag(flags, "label", "K=V", "label of the run's record; repeatable", r.addLabel)
+	flags.StringVar(&r.ID, "id", "", "`ID` of the run, 16 lower-case letters and digits: given twice it is the same run, started once")
 	flags.BoolVar(&r.BestEffortLimits, "best-effort-limits", false, "run even where this host cannot enforce a limit; the result lists which")
 }
 
@@ -76,16 +74,6 @@ func (r *request) setRuntime(text string) error {
 	}
 	r.Runtime = text
 	return nil
-}
-
-func (r *request) setNetwork(text string) error {
-	switch text {
-	case "none":
-		return nil
-	case "internet":
-		return engine.Refused("not_available", "cannot accept --network=internet: this version has no network other than none")
-	}
-	return engine.Refused("bad_network", "cannot accept --network=%q: want none", text)
 }
 
 func (r *request) setUser(text string) error {

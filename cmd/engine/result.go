@@ -11,13 +11,18 @@ import (
 // report prints a result and takes the exit status from it.
 func (a *app) report(res engine.Result, limits engine.Limits) error {
 	a.status = engine.ExitStatus(res)
-	if message, fix := verdict(res, limits); message != "" {
-		a.say(message, fix)
-	}
 	if len(res.Unenforced) > 0 {
 		a.say("not enforced on this host: "+strings.Join(res.Unenforced, ", "), "")
 	}
+	message, fix := verdict(res, limits)
+	switch {
+	case res.Error != nil:
+		a.complain(message, fix)
+	case message != "":
+		a.say(message, fix)
+	}
 	if a.json {
+		a.host.FillOutput(&res)
 		return a.printJSON(res)
 	}
 	return nil
@@ -75,7 +80,7 @@ func refusal(e *engine.Error) engine.Result {
 	return engine.Result{
 		Timing:     engine.Timing{Phases: []engine.Phase{}},
 		Unenforced: []string{},
-		Network:    engine.NetworkInfo{Mode: "none", Denied: []engine.Denied{}},
+		Network:    engine.NetworkInfo{Mode: "none", Denied: []engine.Denied{}, Allowed: []engine.Allowed{}},
 		Changes:    []engine.FileChange{},
 		Error:      e,
 	}

@@ -24,9 +24,17 @@ var neededCaps = []struct {
 	name string
 	bit  uint
 }{
-	{"CAP_CHOWN", 0}, {"CAP_DAC_OVERRIDE", 1}, {"CAP_FOWNER", 3}, {"CAP_KILL", 5}, {"CAP_SETGID", 6},
-	{"CAP_SETUID", 7}, {"CAP_SETPCAP", 8}, {"CAP_NET_ADMIN", 12}, {"CAP_SYS_CHROOT", 18},
-	{"CAP_SYS_PTRACE", 19}, {"CAP_SYS_ADMIN", 21},
+	{"CAP_CHOWN", 0},
+	{"CAP_DAC_OVERRIDE", 1},
+	{"CAP_FOWNER", 3},
+	{"CAP_KILL", 5},
+	{"CAP_SETGID", 6},
+	{"CAP_SETUID", 7},
+	{"CAP_SETPCAP", 8},
+	{"CAP_NET_ADMIN", 12},
+	{"CAP_SYS_CHROOT", 18},
+	{"CAP_SYS_PTRACE", 19},
+	{"CAP_SYS_ADMIN", 21},
 }
 
 func (h host) privilege() []Finding {

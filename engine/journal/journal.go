@@ -11,6 +11,8 @@
 //	exit.json     the result is known
 //	cleaned.json  nothing of the run is left on the host
 //	output.log    what the program wrote, see OutputWriter
+//	network.log   each decision about its network, a line of JSON
+//	reserve       room for the last two records, while the run is not cleaned
 //
 // A run is as far as its furthest readable record. Records only get added, so
 // a crash at any point leaves the run where it was or one step on. A directory
@@ -51,6 +53,12 @@ const (
 	idLen      = 16
 	lockName   = "lock"
 	outputName = "output.log"
+	auditName  = "network.log"
+
+	// reserveName is a file of reserveSize bytes that makes room for the last
+	// records when the disk is full.
+	reserveName = "reserve"
+	reserveSize = 64 << 10
 
 	// Directories under these names are not runs: one being made, one being
 	// removed. Sweep finishes what a crash left of them.
@@ -59,7 +67,7 @@ const (
 
 	// newGrace is how old an unlocked directory being made must be before it
 	// counts as left by a crash. Its maker locks it within microseconds.
-	newGrace = time.Minute
+	newGrace = 5 * time.Second
 )
 
 // Run is one run's directory, and its lock if this process is an owner.
@@ -186,16 +194,8 @@ func Adopt(stateDir, id string, lock *os.File) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	want, err := os.Lstat(filepath.Join(r.dir, lockName))
-	if err != nil {
-		return nil, fmt.Errorf("cannot adopt run %s: %w", id, err)
-	}
-	got, err := lock.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("cannot adopt run %s: %w", id, err)
-	}
-	if !os.SameFile(got, want) {
-		return nil, fmt.Errorf("cannot adopt run %s: the inherited descriptor is not its lock", id)
+	if err := sameFile(lock, filepath.Join(r.dir, lockName)); err != nil {
+		return nil, fmt.Errorf("cannot adopt run %s: the inherited descriptor is not its lock: %w", id, err)
 	}
 	if err := flock(lock, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, fmt.Errorf("cannot adopt run %s: %w", id, err)
@@ -203,6 +203,22 @@ func Adopt(stateDir, id string, lock *os.File) (*Run, error) {
 	unix.CloseOnExec(int(lock.Fd()))
 	r.lock = lock
 	return r, nil
+}
+
+// sameFile returns fs.ErrNotExist, wrapped, unless path leads to the open file f.
+func sameFile(f *os.File, path string) error {
+	got, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	want, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	if !os.SameFile(got, want) {
+		return fmt.Errorf("%s is another file by now: %w", path, fs.ErrNotExist)
+	}
+	return nil
 }
 
 // Claim takes the lock of a run that nobody owns any more, so that one process
@@ -221,6 +237,9 @@ func Claim(stateDir, id string) (*Run, error) {
 	for deadline := time.Now().Add(100 * time.Millisecond); ; time.Sleep(time.Millisecond) {
 		err = flock(lock, unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
+			if err = sameFile(lock, lock.Name()); err != nil {
+				break // the run was removed meanwhile, and another may have its name
+			}
 			r.lock = lock
 			return r, nil
 		}
@@ -271,7 +290,29 @@ func Remove(stateDir, id string) error {
 		return err
 	}
 	defer r.Close()
-	old := filepath.Join(stateDir, "runs", oldPrefix+id+"-"+NewID())
+	return r.Remove()
+}
+
+// Forget is Remove for a run of which nothing is on record but its name. It returns
+// fs.ErrExist, wrapped, if there is more.
+func Forget(stateDir, id string) error {
+	r, err := Claim(stateDir, id)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	if last, problems := r.Last(); last != "" || len(problems) > 0 {
+		return errors.Join(append([]error{fmt.Errorf("cannot forget run %s: %w", id, fs.ErrExist)}, problems...)...)
+	}
+	return r.Remove()
+}
+
+// Remove deletes everything on record about the run, as the function Remove does.
+//
+// Preconditions: this process holds the lock.
+func (r *Run) Remove() error {
+	id := r.id
+	old := filepath.Join(filepath.Dir(r.dir), oldPrefix+id+"-"+NewID())
 	if err := os.Rename(r.dir, old); err != nil {
 		return fmt.Errorf("cannot remove run %s: %w", id, err)
 	}
@@ -282,8 +323,8 @@ func Remove(stateDir, id string) error {
 }
 
 // Sweep deletes what a crash left of a run being created or removed, and
-// returns the names of what it deleted.
-func Sweep(stateDir string) ([]string, error) {
+// returns the names of what it deleted, or would delete without dryRun.
+func Sweep(stateDir string, dryRun bool) ([]string, error) {
 	runs := filepath.Join(stateDir, "runs")
 	entries, err := readDir(runs)
 	if err != nil {
@@ -295,9 +336,11 @@ func Sweep(stateDir string) ([]string, error) {
 		if !strings.HasPrefix(e.Name(), oldPrefix) && !abandoned(runs, e) {
 			continue
 		}
-		if err := os.RemoveAll(filepath.Join(runs, e.Name())); err != nil {
-			errs = append(errs, err)
-			continue
+		if !dryRun {
+			if err := os.RemoveAll(filepath.Join(runs, e.Name())); err != nil {
+				errs = append(errs, err)
+				continue
+			}
 		}
 		swept = append(swept, e.Name())
 	}
@@ -376,6 +419,9 @@ func (r *Run) OutputPath() string { return filepath.Join(r.dir, outputName) }
 
 // OutputPath is where the output of the run id is recorded.
 func OutputPath(stateDir, id string) string { return filepath.Join(RunDir(stateDir, id), outputName) }
+
+// AuditPath is where the decisions about the run's network are recorded.
+func (r *Run) AuditPath() string { return filepath.Join(r.dir, auditName) }
 
 // Lock is the locked file, to be inherited by the process that is to own the
 // run; nil if the run was opened for reading.

@@ -130,8 +130,10 @@ func TestAliveFollowsTheLock(t *testing.T) {
 		t.Error("a run that does not exist is alive")
 	}
 	r := create(t, state, idA)
-	if !alive(t, state, idA) || !alive(t, state, idA) {
-		t.Error("a created run is not alive")
+	for range 2 { // looking changes nothing
+		if !alive(t, state, idA) {
+			t.Error("a created run is not alive")
+		}
 	}
 	r.Close()
 	if alive(t, state, idA) {
@@ -389,7 +391,7 @@ func TestSweepFinishesWhatCrashed(t *testing.T) {
 	if err := flock(held, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		t.Fatal(err)
 	}
-	swept, err := Sweep(state)
+	swept, err := Sweep(state, false)
 	if err != nil {
 		t.Fatal(err)
 	}

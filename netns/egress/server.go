@@ -222,6 +222,14 @@ func (p Policy) Kernel() netns.Policy {
 	return k
 }
 
+// KernelLimits bound a run's connections in the gateway's rules, a little above what
+// the server itself allows: a flood ends there, and everything else ends here, where
+// it is explained.
+func (p Policy) KernelLimits() netns.Limits {
+	l := p.Limits.withDefaults()
+	return netns.Limits{Connections: l.Connections + 64, ConnectionsPerSec: 2 * l.PerSecond}
+}
+
 // recheck closes the sessions that the rules in force do not allow.
 func (s *Server) recheck() {
 	s.mu.Lock()

@@ -89,9 +89,9 @@ func putHeader(t *tree, h *tar.Header, content io.Reader) error {
 	}
 	e.uid, e.gid = uint32(h.Uid), uint32(h.Gid)
 	switch h.Typeflag {
-	case tar.TypeReg, tar.TypeRegA, tar.TypeCont, tar.TypeGNUSparse: //nolint:staticcheck // old archives have TypeRegA
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
 		e.kind, e.content = unix.S_IFREG, content
-		if strings.HasSuffix(h.Name, "/") { // how the oldest archives spell a directory
+		if strings.HasSuffix(h.Name, "/") { // how old archives spell a directory
 			e.kind, e.content = unix.S_IFDIR, nil
 		}
 	case tar.TypeDir:

@@ -19,8 +19,11 @@ import (
 // pkg is what go list tells of a package.
 type pkg struct{ ImportPath, Dir, Name string }
 
-// count is how many tests ended how.
-type count struct{ pass, fail, skip int }
+// count is how many tests ended how, and the verdicts of those that failed.
+type count struct {
+	pass, fail, skip int
+	failed           []string
+}
 
 // tests runs the tests of packages in one machine, prints what go test -v would,
 // and a last line with the numbers. No test at all is a failure.
@@ -57,6 +60,9 @@ func (o *options) tests(ctx context.Context, patterns []string) (status int, err
 		total.pass, total.fail, total.skip, len(packages))
 	switch {
 	case len(failed) > 0:
+		for _, verdict := range total.failed {
+			fmt.Println(verdict)
+		}
 		fmt.Println("FAIL", strings.Join(failed, " "))
 		return 1, nil
 	case total.pass == 0:
@@ -114,14 +120,14 @@ func exists(path string) bool {
 // testPackage runs the tests of the i-th package and reports whether all is well.
 func (o *options) testPackage(m *vm.Machine, i int, p pkg, total *count) (bool, error) {
 	dir := fmt.Sprintf("%s/p%d", vm.JobDir, i)
-	counter := &counter{out: os.Stdout, total: total}
+	counter := &counter{out: os.Stdout, pkg: p.ImportPath, total: total}
 	start := time.Now()
 	fmt.Printf("=== %s\n", p.ImportPath)
 	status, err := m.Run(vm.Job{
 		Argv:   []string{dir + "/" + p.Name + ".test", "-test.v", "-test.timeout=0", "-test.run=" + o.run},
 		Dir:    dir,
 		Env:    append(o.env, "ENGINE_BIN="+vm.BinDir),
-		Stdout: counter, Stderr: os.Stderr,
+		Stdout: counter, Stderr: os.Stdout,
 	})
 	if err != nil {
 		return false, err
@@ -137,6 +143,7 @@ func (o *options) testPackage(m *vm.Machine, i int, p pkg, total *count) (bool, 
 // counter passes a test's output on and counts the verdicts in it.
 type counter struct {
 	out   io.Writer
+	pkg   string
 	total *count
 	line  []byte
 }
@@ -152,6 +159,7 @@ func (c *counter) Write(p []byte) (int, error) {
 			c.total.pass++
 		case bytes.HasPrefix(line, []byte("--- FAIL:")):
 			c.total.fail++
+			c.total.failed = append(c.total.failed, c.pkg+" "+string(line))
 		case bytes.HasPrefix(line, []byte("--- SKIP:")):
 			c.total.skip++
 		}
