@@ -402,7 +402,7 @@ func TestManyFlows(t *testing.T) {
 	p.Limits.Connections = 5
 	w := newWorld(t, p)
 	w.echoUDP(t, "203.0.113.9:9999")
-	for i := range 100 {
+	for i := range 400 {
 		c, err := w.dialIn(t.Context(), w.gateway.Sandbox(), &net.Dialer{}, "udp", "203.0.113.9:9999")
 		if err != nil {
 			t.Fatal(err)

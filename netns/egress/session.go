@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -70,10 +71,13 @@ func (sess *session) dial(t target) (*traffic, error) {
 	sess.up = up
 	killed := sess.killed
 	sess.mu.Unlock()
-	if killed || !sess.allowed() { // the policy changed meanwhile
+	switch {
+	case !sess.allowed():
 		up.Close()
-		d := t.decision(ruleNone, "the policy has changed")
-		return nil, sess.s.deny(d)
+		return nil, sess.s.deny(t.decision(ruleNone, "the policy has changed"))
+	case killed:
+		up.Close()
+		return nil, errors.New("the connection was ended while it was being made")
 	}
 	return counts, nil
 }

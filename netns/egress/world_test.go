@@ -50,7 +50,7 @@ func newWorld(t testing.TB, p Policy) *world {
 	w.in(t, w.internet, everyAddressIsLocal)
 	w.dns = &hostileDNS{records: map[string][]string{}}
 	w.dns.serve(t, w)
-	if w.gateway, err = netns.NewGateway(netns.GatewayConfig{}); err != nil {
+	if w.gateway, err = netns.NewGateway(netns.GatewayConfig{Limits: p.KernelLimits()}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.gateway.Close() })
