@@ -112,7 +112,7 @@ func TestUsageOfCPU(t *testing.T) {
 	begin(t)
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		idle := *overhead(t, runtime).BusyCPUSecs
-		l := start(t, runtime, []string{"--cpus", "2"}, "/probe", "burn", "2500", "+", "hold")
+		l := start(t, runtime, []string{"--cpus", "2"}, "/probe", "burn", "1500", "+", "hold")
 		out := l.says(t, "ready")
 		outside := l.cpuSeconds(t)
 		if kill := testenv.Exec(t, "kill", l.id); kill.Status != 0 {
@@ -127,7 +127,7 @@ func TestUsageOfCPU(t *testing.T) {
 		var inside float64
 		fmt.Sscanf(sections(out)["burn"], "cpu %f", &inside)
 		// gVisor's own count goes on while the host runs something else.
-		if runtime != "runsc" && (inside < 2.5 || got < 0.95*inside || got > 1.05*inside+1.5*idle) {
+		if runtime != "runsc" && (inside < 1.5 || got < 0.95*inside || got > 1.05*inside+1.5*idle) {
 			t.Errorf("busyCpuSecs = %.3f for a program that used %.3f, where an idle run is charged %.3f", got, inside, idle)
 		}
 		if sum := *r.Actuals.UserCPUSecs + *r.Actuals.SystemCPUSecs; math.Abs(sum-got) > 0.01 {
@@ -181,7 +181,7 @@ func TestUsageOfMemory(t *testing.T) {
 	begin(t)
 	requireLimits(t)
 	eachRuntime(t, func(t *testing.T, runtime string) {
-		const touched = 160 << 20
+		const touched = 96 << 20
 		idle := overhead(t, runtime)
 		r := run(t, runtime, []string{"--memory", "512MiB"}, "/probe", "touch", fmt.Sprint(touched))
 		r.want(t, "exited", 0)
