@@ -491,16 +491,15 @@ func TestManyAtOnce(t *testing.T) {
 func TestNeighboursDoNotMeet(t *testing.T) {
 	a, b := newGateway(t, GatewayConfig{Policy: mixed}), newGateway(t, GatewayConfig{Policy: mixed})
 	echo(t, a, "0.0.0.0:443")
-	if _, err := talk(a, "tcp", "198.18.0.7:443"); err != nil {
-		t.Errorf("its own gateway: %v", err)
-	}
 	if got, err := talk(b, "tcp", "198.18.0.7:443"); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("the other sandbox got %q, %v, want refused", got, err)
 	}
-	before := quiet(t, a)
 	talk(b, "tcp", "100.64.0.2:22")
-	if after, err := a.Counters(); err != nil || after != before {
-		t.Errorf("the first gateway counted %+v, want %+v: %v", after, before, err)
+	if c, err := a.Counters(); err != nil || c != (Counters{}) {
+		t.Errorf("the first gateway counted %+v, want nothing: %v", c, err)
+	}
+	if _, err := talk(a, "tcp", "198.18.0.7:443"); err != nil {
+		t.Errorf("its own gateway: %v", err)
 	}
 }
 

@@ -388,48 +388,48 @@ func TestNothingPassesDuringSetUp(t *testing.T) {
 		forbidden = append(forbidden, f.bytes())
 	}
 	frames := slices.Concat(forbidden, allowed)
-	var sent int64
-	for range 20 {
-		g := &Gateway{}
-		var reached func() map[uint16]string
-		err := within(int(ownNamespace(t).Fd()), func() error {
-			r, err := g.enter()
-			defer r.close()
-			if err != nil {
-				return err
-			}
-			reached = rawSockets(t, g.own)
-			var stop atomic.Bool
+	for i := range 20 {
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			g := &Gateway{}
+			defer g.Close()
+			var reached func() map[uint16]string
 			var count atomic.Int64
-			done := make(chan struct{})
-			go func() {
-				defer close(done)
-				flood(t, g.sandbox, frames, &stop, &count)
-			}()
-			err = g.furnish(r, s, cfg)
-			if err == nil {
-				err = until(func() error { // the kernel says late that the link is up
-					c, err := g.Counters()
-					if err == nil && c.Tx.Packets < uint64(4*len(frames)) {
-						err = fmt.Errorf("the guard saw too little: %+v", c)
-					}
+			err := within(int(ownNamespace(t).Fd()), func() error {
+				r, err := g.enter()
+				defer r.close()
+				if err != nil {
 					return err
-				})
+				}
+				reached = rawSockets(t, g.own)
+				var stop atomic.Bool
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					flood(t, g.sandbox, frames, &stop, &count)
+				}()
+				err = g.furnish(r, s, cfg)
+				if err == nil {
+					err = until(func() error {
+						c, err := g.Counters()
+						if err == nil && c.Tx.Packets < uint64(4*len(frames)) {
+							err = fmt.Errorf("the guard saw too little: %+v", c)
+						}
+						return err
+					})
+				}
+				stop.Store(true)
+				<-done
+				return err
+			})
+			if err != nil {
+				t.Fatal(err)
 			}
-			stop.Store(true)
-			<-done
-			sent += count.Load()
-			return err
+			got := reached()
+			delete(got, 1)
+			checkReached(t, got, nil)
+			t.Logf("%d frames sent", count.Load())
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := reached()
-		delete(got, 1)
-		checkReached(t, got, nil)
-		g.Close()
 	}
-	t.Logf("%d frames sent", sent)
 }
 
 // flood sets the sandbox's end up by itself, as root there could, and sends.
