@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"time"
 
@@ -246,14 +247,14 @@ func (h Host) join(ctx context.Context, req Request) (*Run, error) {
 		case !r.Created.IsZero():
 			return nil, Refused("exists", "cannot start run=%s: a run of another request has this id", req.ID).
 				WithFix("choose another id, or see engine inspect " + req.ID)
+		case !r.Alive && r.unbegun:
+			if err := h.gcOne(ctx, req.ID); err != nil {
+				return nil, err
+			}
+			return nil, errNeverBegun // or somebody else was quicker, and is looked at next
 		case !r.Alive:
-			err := journal.Forget(h.StateDir, req.ID)
-			if err == nil || errors.Is(err, fs.ErrNotExist) {
-				return nil, errNeverBegun
-			}
-			if !errors.Is(err, journal.ErrAlive) { // else somebody was quicker, and is looked at again
-				return nil, Failed("no_record", "cannot join run=%s: its request cannot be read: %w", req.ID, err).WithFix("see engine inspect " + req.ID + ", and remove it with engine rm")
-			}
+			return nil, Failed("no_record", "cannot join run=%s: its request cannot be read: %s", req.ID, strings.Join(r.Problems, "; ")).
+				WithFix("see engine inspect " + req.ID + ", and remove it with engine rm")
 		}
 		select {
 		case <-tick.C: // its starter is about to write the request

@@ -293,20 +293,6 @@ func Remove(stateDir, id string) error {
 	return r.Remove()
 }
 
-// Forget is Remove for a run of which nothing is on record but its name. It returns
-// fs.ErrExist, wrapped, if there is more.
-func Forget(stateDir, id string) error {
-	r, err := Claim(stateDir, id)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	if last, problems := r.Last(); last != "" || len(problems) > 0 {
-		return errors.Join(append([]error{fmt.Errorf("cannot forget run %s: %w", id, fs.ErrExist)}, problems...)...)
-	}
-	return r.Remove()
-}
-
 // Remove deletes everything on record about the run, as the function Remove does.
 //
 // Preconditions: this process holds the lock.

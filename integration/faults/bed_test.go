@@ -32,7 +32,6 @@ func scope(t testing.TB) string {
 	if s == "" {
 		t.Skip("takes long, as root: run it with make test-faults, or a sample with make test-vm")
 	}
-	testenv.RequireRoot(t)
 	return s
 }
 
@@ -51,6 +50,7 @@ type bed struct {
 // program to be found under it; the others are the usual ones.
 func newBed(t testing.TB, programs ...string) *bed {
 	t.Helper()
+	testenv.RequireRoot(t)
 	dir, err := os.MkdirTemp("", "faults-")
 	if err != nil {
 		t.Fatal(err)
