@@ -232,7 +232,7 @@ func (s *soak) request(p plan) engine.Request {
 	limits.Memory, limits.Timeout = 256<<20, time.Minute
 	return engine.Request{
 		ID: p.id, Runtime: p.runtime, Rootfs: s.root, Command: []string{"sh", "-c", job},
-		UID: engine.DefaultUID, GID: engine.DefaultUID, Network: "none", Limits: limits, BestEffortLimits: true,
+		UID: engine.DefaultUID, GID: engine.DefaultUID, Limits: limits, BestEffortLimits: true,
 	}
 }
 
