@@ -174,16 +174,20 @@ func TestRefusalsComeAtOnce(t *testing.T) {
 		"169.254.169.254:8443", "169.254.169.254:80", "168.63.129.16:8443", "100.100.100.200:8443", "192.0.0.192:8443",
 		"100.64.0.1:9000", "198.18.0.7:9000", "100.100.100.200:9000", "169.254.7.7:8443", "240.0.0.1:8443", "198.18.0.9:8443", "198.19.0.1:8443",
 	}
+	var took []time.Duration
 	for _, network := range []string{"tcp", "udp"} {
 		for range 2 { // the second round would find a rate of answers exhausted
 			for _, address := range refused {
 				start := time.Now()
-				got, err := talk(g, network, address)
-				if took := time.Since(start); !errors.Is(err, unix.ECONNREFUSED) || took > patience/5 {
-					t.Errorf("%s %s: got %q, %v after %v, want refused at once", network, address, got, err, took)
+				if got, err := talk(g, network, address); !errors.Is(err, unix.ECONNREFUSED) {
+					t.Errorf("%s %s: got %q, %v, want refused", network, address, got, err)
 				}
+				took = append(took, time.Since(start))
 			}
 		}
+	}
+	if m := median(took); m > 100*time.Millisecond { // what is lost is sent again after a second
+		t.Errorf("refusals took %v, want them at once", m)
 	}
 	c, err := g.Counters()
 	if err != nil {
@@ -281,7 +285,7 @@ func TestAnyPolicyFollowsAny(t *testing.T) {
 			{everything, Ports{UDP, 0, 65535}},
 			{netip.MustParsePrefix("10.0.0.0/8"), Ports{TCP, 443, 443}},
 		}},
-		manyAllowed(maxAllowed),
+		manyAllowed(elementsInOne + 1),
 	}
 	probes := []string{"198.18.0.7:443", "203.0.113.9:443", "9.9.9.9:8443", "10.1.2.3:5432", "10.2.0.0:443", "8.0.0.5:1005", "169.254.169.254:80"}
 	open := [][]string{
