@@ -197,6 +197,9 @@ func (b *bed) record(id string) *engine.Record {
 	if err != nil {
 		b.t.Fatalf("cannot load run %s: %v", id, err)
 	}
+	if r.Result != nil {
+		b.host().FillOutput(r.Result)
+	}
 	return &r
 }
 

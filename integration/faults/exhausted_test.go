@@ -114,7 +114,7 @@ func TestFewDescriptors(t *testing.T) {
 	for _, n := range take(t, []int{3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 22, 24, 26, 28, 30, 32, 36, 40}, 8) {
 		b.limited(fmt.Sprintf("--nofile=%d", n), true)
 	}
-	b.limited("--nofile=256", false)
+	b.limited("--nofile=4096", false)
 }
 
 // TestLittleMemory starts runs in too little address space.
