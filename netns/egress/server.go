@@ -62,6 +62,7 @@ type Server struct {
 	closed   bool
 	sockets  []io.Closer
 	sessions map[*session]struct{}
+	open     map[string]int // sessions by protocol
 	flows    map[flow]*udpFlow
 
 	refused  sync.Mutex // guards what follows
@@ -80,6 +81,7 @@ func Serve(c Config) (*Server, error) {
 		ledger:   newLedger(c.Sink),
 		lookups:  make(chan struct{}, maxLookups),
 		sessions: map[*session]struct{}{},
+		open:     map[string]int{},
 		flows:    map[flow]*udpFlow{},
 		reported: map[refusal]int64{},
 	}
@@ -225,8 +227,16 @@ func (p Policy) Kernel() netns.Policy {
 // it is explained.
 func (p Policy) KernelLimits() netns.Limits {
 	l := p.Limits.withDefaults()
-	return netns.Limits{Connections: l.Connections + 64, ConnectionsPerSec: 2 * l.PerSecond}
+	connections := l.Connections + 64
+	if p.Internet || slices.ContainsFunc(p.CIDRs, func(c CIDRRule) bool { return c.Proto == "udp" }) {
+		connections += trackedFlows
+	}
+	return netns.Limits{Connections: connections, ConnectionsPerSec: 2 * l.PerSecond}
 }
+
+// trackedFlows is room for udp flows that are over: the kernel counts one for up to two
+// minutes after its last datagram, and a program may use one for each question.
+const trackedFlows = 16 << 10
 
 // recheck closes the sessions that the rules in force do not allow.
 func (s *Server) recheck() {
