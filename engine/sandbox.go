@@ -206,7 +206,7 @@ func (sb *sandbox) mountRoot() error {
 	if err := os.Mkdir(root, 0o711); err != nil {
 		return err
 	}
-	return rootfs.Mount(layer, []string{sb.image.lower}, root)
+	return rootfs.Mount(layer, sb.image.lowers, root)
 }
 
 // writeFiles makes the run's own small files and directories, and its pipes.

@@ -27,8 +27,6 @@ type request struct {
 func newRequest() *request {
 	return &request{Request: engine.Request{
 		Runtime: "auto",
-		UID:     engine.DefaultUID,
-		GID:     engine.DefaultUID,
 		Network: "none",
 		Limits:  engine.DefaultLimits(),
 	}}
@@ -36,12 +34,12 @@ func newRequest() *request {
 
 // addProgramFlags defines the flags that say what to run. A bundle says it itself.
 func (r *request) addProgramFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&r.Image, "image", "", "`NAME` of the imported image to run in, see engine image")
+	flags.StringVar(&r.Image, "image", "", "`NAME` of the image to run in, see engine image")
 	flags.StringVar(&r.Rootfs, "rootfs", "", "`DIR` to run in instead of an image, seen read-only")
 	pairFlag(flags, "env", "K=V", "environment variable of the program; repeatable", r.addEnv)
-	flags.Var(&value{typ: "UID[:GID]", def: fmt.Sprintf("%d:%d", r.UID, r.GID), set: r.setUser},
-		"user", "who the program is inside, by number")
-	flags.StringVar(&r.Workdir, "workdir", "", "`DIR` inside where the program starts (default /workload)")
+	flags.Var(&value{typ: "UID[:GID]", set: r.setUser},
+		"user", fmt.Sprintf("who the program is inside, by number (default the image's if it is a number, or %d)", engine.DefaultUID))
+	flags.StringVar(&r.Workdir, "workdir", "", "`DIR` inside where the program starts (default the image's, or /workload)")
 	flags.Var(&value{typ: "MODE", def: r.Network, set: r.setNetwork}, "network", "what the program may reach: none, which is loopback only")
 	later(flags, "allow", "HOST[:PORT]", "this version has no network other than none")
 	later(flags, "allow-cidr", "CIDR:PORT", "this version has no network other than none")
