@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/direct-oci/engine/rootfs/image"
 	"github.com/direct-oci/engine/rootfs/image/intake"
@@ -52,4 +53,16 @@ func take(ctx context.Context, s image.Store, src, name string, change ...func(*
 		c(&o)
 	}
 	return intake.Import(ctx, o, src)
+}
+
+// waitFor waits for a condition, with a bound.
+func waitFor(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited too long for %s", what)
+		}
+		<-time.After(5 * time.Millisecond)
+	}
 }
