@@ -257,10 +257,10 @@ func (t *taking) layer(ctx context.Context, d Descriptor, diffID string, e Event
 }
 
 // unpack fills dir from a layer's blob, and checks what the blob unpacks to.
-func (t *taking) unpack(ctx context.Context, dir string, in io.Reader, diffID string) (image.Layer, error) {
+func (t *taking) unpack(ctx context.Context, dir string, in *verified, diffID string) (image.Layer, error) {
 	plain, _, err := decompress(in)
 	if err != nil {
-		return image.Layer{}, err
+		return image.Layer{}, in.blame(err)
 	}
 	defer plain.Close()
 	h := sha256.New()
@@ -272,7 +272,7 @@ func (t *taking) unpack(ctx context.Context, dir string, in io.Reader, diffID st
 		_, err = io.Copy(io.Discard, in)
 	}
 	if err != nil {
-		return image.Layer{}, err
+		return image.Layer{}, in.blame(err)
 	}
 	if got := "sha256:" + hex.EncodeToString(h.Sum(nil)); got != diffID {
 		return image.Layer{}, &BlobError{diffID, "the layer unpacks to " + got}

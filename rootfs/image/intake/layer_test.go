@@ -197,6 +197,8 @@ func TestLayerMarks(t *testing.T) {
 		{"removed, made again, removed", [][]item{base, {file("d/.wh.a", "")}, {file("d/a", "3")}, {file("d/.wh.a", "")}}, "d d/b d/e d/e/x f l tmp"},
 		{"a directory removed and a mark in its successor", [][]item{base, {file(".wh.d", "")}, {dir("d"), file("d/.wh.a", ""), file("d/n", "3")}}, "d d/n f l tmp"},
 		{"the same layer twice", [][]item{base, {file("d/.wh.a", "")}, base}, "d d/a d/b d/e d/e/x f l tmp"},
+		{"marks below a file", [][]item{base, {file("d", "2"), file("d/.wh.a", "")}}, "d f l tmp"},
+		{"marks, then a file above them", [][]item{base, {file("d/e/.wh.x", ""), file("d/.wh.a", ""), file("d", "2")}}, "d f l tmp"},
 		{"AUFS's own files", [][]item{base, {file(".wh..wh.aufs", ""), dir(".wh..wh.plnk")}}, "d d/a d/b d/e d/e/x f l tmp"},
 		{"an empty layer", [][]item{base, {}}, "d d/a d/b d/e d/e/x f l tmp"},
 	}

@@ -101,7 +101,7 @@ func (l layout) named(all []Descriptor) ([]Descriptor, error) {
 		return nil, &image.FormatError{What: "index", Why: "it has no image called " + tree.Quote(l.ref), Fix: "Name one of these with --ref: " + strings.Join(list, ", ")}
 	case len(found) == 0:
 		return nil, &image.FormatError{What: "index", Why: "it lists no image"}
-	case len(names) > 1:
+	case l.ref == "" && len(names) > 1:
 		return nil, &image.FormatError{What: "index", Why: fmt.Sprintf("it has %d images", len(names)), Fix: "Name one of these with --ref: " + strings.Join(list, ", ")}
 	}
 	return found, nil

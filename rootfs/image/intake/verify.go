@@ -8,6 +8,10 @@ import (
 	"fmt"
 	"hash"
 	"io"
+	"syscall"
+
+	"github.com/direct-oci/engine/rootfs/image"
+	"github.com/direct-oci/engine/rootfs/image/tree"
 )
 
 // verified reads a blob and fails at its end unless digest and size are as promised,
@@ -19,6 +23,7 @@ type verified struct {
 	h      hash.Hash
 	read   int64
 	notify func(int64) // told how much has been read; may be nil
+	failed error       // what the reader has been told, but for the end
 }
 
 func verify(ctx context.Context, r io.Reader, want Descriptor, notify func(int64)) *verified {
@@ -26,6 +31,14 @@ func verify(ctx context.Context, r io.Reader, want Descriptor, notify func(int64
 }
 
 func (v *verified) Read(p []byte) (int, error) {
+	n, err := v.next(p)
+	if err != nil && !errors.Is(err, io.EOF) {
+		v.failed = err
+	}
+	return n, err
+}
+
+func (v *verified) next(p []byte) (int, error) {
 	if err := v.ctx.Err(); err != nil {
 		return 0, err
 	}
@@ -47,6 +60,24 @@ func (v *verified) Read(p []byte) (int, error) {
 		return n, &BlobError{v.want.Digest, "its digest is " + got}
 	}
 	return n, io.EOF
+}
+
+// blame finds out whether what a reader stumbled over is the blob's fault, or the
+// fault of who made it.
+func (v *verified) blame(err error) error {
+	var (
+		entry  *tree.EntryError
+		limit  *tree.LimitError
+		unpack *UnpackError
+		errno  syscall.Errno
+	)
+	if v.failed != nil || v.ctx.Err() != nil || errors.As(err, &entry) || errors.As(err, &limit) || errors.As(err, &unpack) || errors.As(err, &errno) {
+		return err
+	}
+	if _, rest := io.Copy(io.Discard, v); rest != nil {
+		return rest
+	}
+	return &image.FormatError{What: "layer", Why: err.Error()}
 }
 
 // readDocument reads a small blob whole.

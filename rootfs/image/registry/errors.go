@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -58,13 +57,14 @@ func (e *endpoint) explain(err error) error {
 	out := &Error{Kind: NoRoute, Reference: e.reference, Why: tree.Quote(err.Error()), cause: err}
 	var refused *refusedError
 	var status *transport.Error
+	var certificate *tls.CertificateVerificationError
 	switch {
 	case errors.As(err, &refused):
 		out.Kind, out.Why, out.Fix = NotTrusted, refused.why, refused.fix
 	case errors.As(err, &status):
 		e.explainStatus(out, status)
-	case isCertificate(err):
-		out.Kind, out.Why = NotTrusted, "the certificate of "+host+" is not trusted: "+tree.Quote(cause(err).Error())
+	case errors.As(err, &certificate):
+		out.Kind, out.Why = NotTrusted, "the certificate of "+host+" is not trusted: "+tree.Quote(certificate.Err.Error())
 		out.Fix = "If it is yours, name the authority that signed it with --ca-file."
 	case strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
 		out.Kind, out.Why = NotTrusted, host+" speaks plain HTTP"
@@ -125,24 +125,4 @@ func explainRoute(out *Error, host string, err error) {
 func isTimeout(err error) bool {
 	var t net.Error
 	return errors.As(err, &t) && t.Timeout()
-}
-
-func isCertificate(err error) bool {
-	var (
-		verify  *tls.CertificateVerificationError
-		unknown x509.UnknownAuthorityError
-		name    x509.HostnameError
-		invalid x509.CertificateInvalidError
-	)
-	return errors.As(err, &verify) || errors.As(err, &unknown) || errors.As(err, &name) || errors.As(err, &invalid)
-}
-
-func cause(err error) error {
-	for {
-		inner := errors.Unwrap(err)
-		if inner == nil {
-			return err
-		}
-		err = inner
-	}
 }

@@ -42,6 +42,7 @@ type guard struct {
 
 	mu    sync.Mutex
 	named map[string]bool // host:port that the caller named: registries, mirrors, proxies
+	tls   map[string]error
 }
 
 func newGuard(o Options, hosts []string) (*guard, error) {
@@ -58,7 +59,7 @@ func newGuard(o Options, hosts []string) (*guard, error) {
 			return nil, errors.New(o.CAFile + " holds no certificate")
 		}
 	}
-	g := &guard{plain: map[string]bool{}, tokens: map[string]bool{}, domains: map[string]bool{}, named: map[string]bool{}}
+	g := &guard{plain: map[string]bool{}, tokens: map[string]bool{}, domains: map[string]bool{}, named: map[string]bool{}, tls: map[string]error{}}
 	for _, h := range o.PlainHTTP {
 		g.plain[withPort(h, "http")] = true
 		g.plain[withPort(h, "https")] = true // a test of the other scheme comes first
@@ -94,13 +95,22 @@ func newGuard(o Options, hosts []string) (*guard, error) {
 func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	at := withPort(req.URL.Host, req.URL.Scheme)
 	if req.URL.Scheme != "https" && (req.URL.Scheme != "http" || !g.plain[at]) {
+		if err := g.tlsError(req.URL.Host); err != nil {
+			return nil, err
+		}
 		return nil, &refusedError{
 			"it leads to " + req.URL.Scheme + "://" + req.URL.Host + ", which is not encrypted",
 			"If that is meant, write --plain-http " + req.URL.Host,
 		}
 	}
 	if g.isNamed(at) || g.tokens[req.URL.Hostname()] || g.domains[domain(req.URL.Host)] {
-		return g.inner.RoundTrip(req)
+		resp, err := g.inner.RoundTrip(req)
+		if err != nil && req.URL.Scheme == "https" {
+			g.mu.Lock()
+			g.tls[req.URL.Host] = err
+			g.mu.Unlock()
+		}
+		return resp, err
 	}
 	header := req.Header.Get("Authorization")
 	if req.Body != nil && req.Body != http.NoBody || header != "" && !strings.HasPrefix(header, "Bearer ") {
@@ -114,6 +124,14 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 		req.Header.Del("Authorization")
 	}
 	return g.inner.RoundTrip(req)
+}
+
+// tlsError is what went wrong when this host was spoken to over TLS. For hosts of a
+// private network the layer above tries without TLS then, which is no news to anybody.
+func (g *guard) tlsError(host string) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.tls[host]
 }
 
 func (g *guard) isNamed(at string) bool {

@@ -66,6 +66,9 @@ func (w *Writer) putMark(clean string) error {
 		}
 	}
 	dir, _, err := w.enter(clean)
+	if errors.Is(err, unix.ENOTDIR) {
+		return nil // a file is in place of the directory, and hides all that was in it
+	}
 	if err != nil {
 		return err
 	}
@@ -94,6 +97,43 @@ func (w *Writer) putMark(clean string) error {
 		return err
 	}
 	return w.Marks.hiding(at)
+}
+
+// removeMarked removes a directory that holds nothing but marks: a layer may say of
+// each file below a directory that it is gone, and then put a file in its place.
+func removeMarked(parent *os.File, name string) error {
+	err := unix.Unlinkat(int(parent.Fd()), name, unix.AT_REMOVEDIR)
+	if !errors.Is(err, unix.ENOTEMPTY) {
+		return err
+	}
+	fd, err := unix.Openat(int(parent.Fd()), name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	dir := os.NewFile(uintptr(fd), name)
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return err
+	}
+	for _, inner := range names {
+		var st unix.Stat_t
+		if err := unix.Fstatat(fd, inner, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return err
+		}
+		switch {
+		case isWhiteout(st):
+			err = unix.Unlinkat(fd, inner, 0)
+		case st.Mode&unix.S_IFMT == unix.S_IFDIR:
+			err = removeMarked(dir, inner)
+		default:
+			err = unix.ENOTEMPTY
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return unix.Unlinkat(int(parent.Fd()), name, unix.AT_REMOVEDIR)
 }
 
 // unhide removes a whiteout of this name, and reports whether there was one.

@@ -354,6 +354,9 @@ func (w *Writer) makeRoom(dir *os.File, base string, e Entry) (occupant, error) 
 		return directory, nil
 	case isWhiteout(st):
 		return whiteout, unix.Unlinkat(int(dir.Fd()), base, 0)
+	case isDir && w.limits.Layer:
+		w.Counts.Replaced++
+		return nothing, removeMarked(dir, base)
 	case isDir:
 		w.Counts.Replaced++
 		return nothing, unix.Unlinkat(int(dir.Fd()), base, unix.AT_REMOVEDIR)
