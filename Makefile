@@ -100,7 +100,7 @@ test-unit: build ## run the tests that need no machine of their own
 test-vm: build faults bin/probe $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
 	go test ./integration/vm/...
 	ENGINE_FAULTS=sample go test -count=1 -run TestPowerCut ./integration/faults
-	$(VM) test -timeout 20m $(VMFLAGS) $(VM_TESTS)
+	$(VM) test -timeout 30m $(VMFLAGS) $(VM_TESTS)
 
 .PHONY: test-host
 test-host: build faults bin/probe ## run the same tests on this host: as root, pure cgroup v2

@@ -26,6 +26,7 @@ const (
 	initGrace  = 10 * time.Second // engine-init's own deadline comes this much after the monitor's
 	emptyBound = 10 * time.Second // from the kill to the last process gone
 	drainBound = 250 * time.Millisecond
+	abortBound = time.Second // from the kill of a runtime's processes to its return
 )
 
 // sandbox is one run in the hands of its monitor. One goroutine owns it, the one
@@ -274,7 +275,28 @@ func (sb *sandbox) start(ctx context.Context, spec *specs.Spec, theirs *os.File)
 		}
 		defer c.Cgroup.Close()
 	}
-	return sb.runtime.Start(ctx, c)
+	return sb.bounded(ctx, c)
+}
+
+// bounded is the runtime's Start, which ends when ctx does, whatever the runtime waits
+// for: the embedded one waits for its child, which may be waiting for it, and does not
+// know of ctx.
+func (sb *sandbox) bounded(ctx context.Context, c ociruntime.Container) error {
+	started := make(chan error, 1)
+	go func() { started <- sb.runtime.Start(ctx, c) }()
+	select {
+	case err := <-started:
+		return err
+	case <-ctx.Done():
+	}
+	sb.group.Kill() // once more at the end, where it is waited for
+	killChildren()
+	select {
+	case err := <-started:
+		return err
+	case <-time.After(abortBound):
+		return ctx.Err() // it ends with this process
+	}
 }
 
 // send gives engine-init the job together with the far ends of the program's

@@ -135,7 +135,7 @@ func patience() time.Duration {
 	if testenv.InVM() {
 		return testenv.Patience
 	}
-	return 40 * time.Second
+	return 110 * time.Second // more than the engine waits for a sandbox to be ready
 }
 
 // command is engine with the bed's directories.

@@ -32,7 +32,7 @@ func TestSoak(t *testing.T) {
 	case scope(t) == "all":
 		runs = 10_000
 	case testenv.InVM():
-		runs = 60
+		runs = 50
 	}
 	if n, err := strconv.Atoi(os.Getenv("ENGINE_SOAK_RUNS")); err == nil {
 		runs = n
