@@ -164,7 +164,7 @@ func (sb *sandbox) mountRoot() error {
 	if err := os.Mkdir(root, 0o711); err != nil {
 		return err
 	}
-	return rootfs.Mount(layer, []string{sb.image.lower}, root)
+	return rootfs.Mount(layer, sb.image.lowers, root)
 }
 
 // mountPoints refuses mounts of the request in places that the root does not have: no

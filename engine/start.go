@@ -97,6 +97,9 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 	if err := errors.Join(h.reachable(), h.admit()); err != nil {
 		return nil, AsError(err)
 	}
+	if req, err = req.settle(h); err != nil {
+		return nil, err
+	}
 	hierarchy, err := cgroups.Open(h.CgroupRoot)
 	if err != nil {
 		return nil, Failed("no_cgroup", "%w", err)

@@ -234,7 +234,7 @@ func (sb *sandbox) finish() cgroups.Usage {
 		sb.outputs.start()
 	}
 	sb.outputs.drain(drainBound)
-	if err := errors.Join(sb.outputs.failure(), sb.output.Close(true)); err != nil && sb.end.err == nil {
+	if err := errors.Join(sb.outputs.failure(), sb.output.Close(sb.outputs.total.Load() > 0)); err != nil && sb.end.err == nil {
 		sb.end.err = Failed("no_record", "cannot record the output of run=%s: %w", sb.Request.ID, err)
 	}
 	return usage

@@ -188,10 +188,7 @@ func runUnread(t *testing.T, runtime string, gone bool, flags []string, command 
 // they were written, where the writes are far enough apart for two readers to keep up.
 func TestOrderOfStreams(t *testing.T) {
 	begin(t)
-	lines, gap := 20, "20"
-	if testenv.InVM() {
-		lines, gap = 6, "400"
-	}
+	const lines, gap = 6, "400"
 	eachRuntime(t, func(t *testing.T, runtime string) {
 		r := run(t, runtime, nil, "/probe", "order", fmt.Sprint(lines), gap)
 		r.want(t, "exited", 0)

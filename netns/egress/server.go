@@ -23,6 +23,7 @@ type Gateway interface {
 	ListenPacket(network, address string) (net.PacketConn, error)
 	SetPolicy(netns.Policy) error
 	Refused() ([]netns.Refused, error)
+	RefuseDatagram(from, to netip.AddrPort) error
 }
 
 // ProxyPort is where the gateway speaks CONNECT, plain HTTP and SOCKS5.

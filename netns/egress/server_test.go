@@ -532,3 +532,22 @@ func TestEveryDecisionIsReported(t *testing.T) {
 		t.Errorf("reported\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
+
+// TestDeniedDatagramsAreRefused sends to what the kernel's rules let through and the
+// policy does not: the program must not wait for an answer.
+func TestDeniedDatagramsAreRefused(t *testing.T) {
+	p := Policy{Internet: true}
+	w := newWorld(t, p)
+	for _, to := range []string{"203.0.113.77:5000", "198.18.200.200:5000", "203.0.113.9:4999"} { // the host; no name; nobody listens
+		c, err := w.dialIn(t.Context(), w.gateway.Sandbox(), &net.Dialer{}, "udp", to)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetDeadline(time.Now().Add(5 * time.Second))
+		c.Write([]byte("hello"))
+		if _, err := c.Read(make([]byte, 10)); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("a datagram to %s: %v, want a refusal", to, err)
+		}
+		c.Close()
+	}
+}

@@ -114,6 +114,7 @@ func (s *Server) newFlow(f flow) *udpFlow {
 func (s *Server) serveFlow(sess *session, f flow, u *udpFlow) {
 	counts, err := sess.dial(s.targetOf(f.to, "udp", "transparent"))
 	if err != nil {
+		s.refuse(f)
 		return
 	}
 	back, err := s.listenUDP(f.to.String()) // answers come from where the sandbox sent to
@@ -129,6 +130,14 @@ func (s *Server) serveFlow(sess *session, f flow, u *udpFlow) {
 	s.flowOut(sess, u, counts, done)
 	sess.kill()
 	<-done
+}
+
+// refuse tells the sandbox that its datagram went nowhere. If that is lost, the program
+// waits as on any network.
+func (s *Server) refuse(f flow) {
+	if s.ctx.Err() == nil {
+		s.gw.RefuseDatagram(f.from, f.to)
+	}
 }
 
 func (s *Server) flowOut(sess *session, u *udpFlow, counts *traffic, done <-chan struct{}) {
@@ -162,7 +171,8 @@ func (s *Server) flowBack(sess *session, back *net.UDPConn, f flow, counts *traf
 		n, err := sess.up.Read(buf)
 		switch {
 		case errors.Is(err, syscall.ECONNREFUSED):
-			continue // nobody listens there; the sandbox may try again
+			s.refuse(f) // nobody listens there
+			continue
 		case err != nil:
 			return
 		}
