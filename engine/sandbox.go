@@ -50,6 +50,8 @@ type sandbox struct {
 	output  *journal.OutputWriter
 	outputs *outputs
 	guest   *guest
+	sending bool // the streams are in the hands of send
+	cutOff  bool // output was not read to its end
 	notes   notes
 
 	end ending
@@ -234,6 +236,7 @@ func (sb *sandbox) launch(ctx context.Context) error {
 		theirs.Close()
 		return err
 	}
+	sb.sending = true
 	go sb.send(conn, stdin)
 	failpoint("after-job-sent")
 	if err := sb.start(ctx, spec, theirs); err != nil {

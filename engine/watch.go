@@ -229,11 +229,11 @@ func (sb *sandbox) finish() cgroups.Usage {
 		return usage
 	}
 	defer sb.clock.phase("drain")()
-	if sb.guest == nil {
+	if !sb.sending {
 		sb.outputs.closeWriters()
 		sb.outputs.start()
 	}
-	sb.outputs.drain(drainBound)
+	sb.cutOff = !sb.outputs.drain(drainBound)
 	if err := errors.Join(sb.outputs.failure(), sb.output.Close(sb.outputs.total.Load() > 0)); err != nil && sb.end.err == nil {
 		sb.end.err = Failed("no_record", "cannot record the output of run=%s: %w", sb.Request.ID, err)
 	}
@@ -275,9 +275,10 @@ func (sb *sandbox) blameMemory(usage cgroups.Usage) {
 }
 
 // patience bounds the wait for a caller that does not read. One whose program ended
-// by itself may take its time, as it may with any program.
+// by itself may take its time, as it may with any program; but a stream that does not
+// end, with nobody left to write, will not.
 func (sb *sandbox) patience() <-chan time.Time {
-	if sb.end.reason == ReasonExited || sb.end.reason == ReasonSignal {
+	if !sb.cutOff && (sb.end.reason == ReasonExited || sb.end.reason == ReasonSignal) {
 		return nil
 	}
 	return time.After(drainBound)
