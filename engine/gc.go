@@ -113,7 +113,7 @@ func doAll(ctx context.Context, tasks []task) []GCAction {
 	}
 	done := make([][]GCAction, len(tasks))
 	for i, t := range tasks {
-		done[i] = []GCAction{{t.id, t.object, actionStuck, "it hangs in the kernel"}}
+		done[i] = []GCAction{{t.id, t.object, actionStuck, "it was not done in time, or hangs in the kernel"}}
 	}
 	late := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(gcGrace, func() { close(late) }) })

@@ -26,7 +26,7 @@ func TestGCDoesNotWaitForever(t *testing.T) {
 		t.Errorf("doAll took %v", took)
 	}
 	want := []GCAction{
-		{"a", "cgroup", actionStuck, "it hangs in the kernel"},
+		{"a", "cgroup", actionStuck, "it was not done in time, or hangs in the kernel"},
 		{"b", "directory", actionStuck, "busy"},
 		{"c", "record", actionEnd, "dead"},
 	}
