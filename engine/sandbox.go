@@ -300,11 +300,12 @@ func (sb *sandbox) bounded(ctx context.Context, c ociruntime.Container) error {
 }
 
 // send gives engine-init the job together with the far ends of the program's
-// streams, of which this process then keeps none. A job that does not arrive is
-// reported by engine-init, or by its end.
+// streams, of which this process then keeps none.
 func (sb *sandbox) send(conn *net.UnixConn, stdin *os.File) {
 	job := sb.job()
-	initwire.Send(conn, job, stdin, sb.outputs.pumps[0].write, sb.outputs.pumps[1].write)
+	if err := initwire.Send(conn, job, stdin, sb.outputs.pumps[0].write, sb.outputs.pumps[1].write); err != nil {
+		sb.guest.unsent <- err
+	}
 	stdin.Close()
 	sb.outputs.closeWriters()
 	sb.outputs.start()
@@ -317,10 +318,11 @@ func (sb *sandbox) send(conn *net.UnixConn, stdin *os.File) {
 type guest struct {
 	conn   *net.UnixConn
 	frames chan initwire.Frame // closed when the sandbox is gone
+	unsent chan error          // why it has no job
 }
 
 func newGuest(conn *net.UnixConn) *guest {
-	g := &guest{conn: conn, frames: make(chan initwire.Frame, 8)}
+	g := &guest{conn: conn, frames: make(chan initwire.Frame, 8), unsent: make(chan error, 1)}
 	go func() {
 		defer close(g.frames)
 		for {
