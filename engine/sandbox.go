@@ -50,6 +50,8 @@ type sandbox struct {
 	output  *journal.OutputWriter
 	outputs *outputs
 	guest   *guest
+	sending bool // the streams are in the hands of send
+	cutOff  bool // output was not read to its end
 	notes   notes
 
 	end ending
@@ -234,6 +236,7 @@ func (sb *sandbox) launch(ctx context.Context) error {
 		theirs.Close()
 		return err
 	}
+	sb.sending = true
 	go sb.send(conn, stdin)
 	failpoint("after-job-sent")
 	if err := sb.start(ctx, spec, theirs); err != nil {
@@ -300,11 +303,13 @@ func (sb *sandbox) bounded(ctx context.Context, c ociruntime.Container) error {
 }
 
 // send gives engine-init the job together with the far ends of the program's
-// streams, of which this process then keeps none.
+// streams, of which this process then keeps none. An engine-init whose job did not
+// arrive is told that nothing more comes, and ends; what it has said is still read.
 func (sb *sandbox) send(conn *net.UnixConn, stdin *os.File) {
 	job := sb.job()
 	if err := initwire.Send(conn, job, stdin, sb.outputs.pumps[0].write, sb.outputs.pumps[1].write); err != nil {
-		sb.guest.unsent <- err
+		sb.guest.undelivered <- err
+		conn.CloseWrite() // fails for one that is gone
 	}
 	stdin.Close()
 	sb.outputs.closeWriters()
@@ -318,11 +323,12 @@ func (sb *sandbox) send(conn *net.UnixConn, stdin *os.File) {
 type guest struct {
 	conn   *net.UnixConn
 	frames chan initwire.Frame // closed when the sandbox is gone
-	unsent chan error          // why it has no job
+	// undelivered holds why the job did not reach it.
+	undelivered chan error
 }
 
 func newGuest(conn *net.UnixConn) *guest {
-	g := &guest{conn: conn, frames: make(chan initwire.Frame, 8), unsent: make(chan error, 1)}
+	g := &guest{conn: conn, frames: make(chan initwire.Frame, 8), undelivered: make(chan error, 1)}
 	go func() {
 		defer close(g.frames)
 		for {

@@ -96,7 +96,7 @@ func (sb *sandbox) fail(err error, c *caller, start context.Context) {
 	default:
 	}
 	if errors.Is(err, context.DeadlineExceeded) && start.Err() != nil {
-		err = Failed("start_timeout", "cannot start run=%s: not ready after %v", sb.Request.ID, startBound)
+		err = sb.startTimeout()
 	}
 	sb.end.err = AsError(err)
 	if sb.end.err.Class == ClassEngine {
@@ -108,6 +108,8 @@ func (sb *sandbox) fail(err error, c *caller, start context.Context) {
 func (sb *sandbox) watch(c *caller) error {
 	defer sb.clock.phase("program")()
 	var deadline <-chan time.Time
+	start := time.NewTimer(startBound)
+	defer start.Stop()
 	var began time.Duration // engine-init's clock
 	for {
 		select {
@@ -116,9 +118,10 @@ func (sb *sandbox) watch(c *caller) error {
 			case !ok:
 				// Not even engine-init is left. measure finds out whether memory was why.
 				sb.stop(ReasonInternal)
-				sb.end.err = Failed("sandbox_died", "run=%s ended without a report: its sandbox died", sb.Request.ID)
+				sb.end.err = sb.died()
 				return nil
 			case f.Type == initwire.Started:
+				start.Stop()
 				sb.end.started = bootNow()
 				began = f.Time
 				timer := time.NewTimer(sb.Request.Limits.Timeout)
@@ -136,8 +139,8 @@ func (sb *sandbox) watch(c *caller) error {
 				sb.stop(ReasonTimeout)
 				return nil
 			}
-		case err := <-sb.guest.unsent:
-			return Failed("no_start", "cannot send the job of run=%s: %w", sb.Request.ID, err)
+		case <-start.C:
+			return sb.startTimeout()
 		case <-deadline:
 			sb.stop(ReasonTimeout)
 			return nil
@@ -149,6 +152,20 @@ func (sb *sandbox) watch(c *caller) error {
 			return nil
 		}
 	}
+}
+
+// died explains a sandbox that ended without a report.
+func (sb *sandbox) died() *Error {
+	select {
+	case err := <-sb.guest.undelivered:
+		return Failed("sandbox_died", "run=%s ended without a report: %w", sb.Request.ID, err)
+	default:
+		return Failed("sandbox_died", "run=%s ended without a report: its sandbox died", sb.Request.ID)
+	}
+}
+
+func (sb *sandbox) startTimeout() *Error {
+	return Failed("start_timeout", "cannot start run=%s: not ready after %v", sb.Request.ID, startBound)
 }
 
 func (sb *sandbox) stop(r Reason) {
@@ -215,11 +232,11 @@ func (sb *sandbox) finish() cgroups.Usage {
 		return usage
 	}
 	defer sb.clock.phase("drain")()
-	if sb.guest == nil {
+	if !sb.sending {
 		sb.outputs.closeWriters()
 		sb.outputs.start()
 	}
-	sb.outputs.drain(drainBound)
+	sb.cutOff = !sb.outputs.drain(drainBound)
 	if err := errors.Join(sb.outputs.failure(), sb.output.Close(sb.outputs.total.Load() > 0)); err != nil && sb.end.err == nil {
 		sb.end.err = Failed("no_record", "cannot record the output of run=%s: %w", sb.Request.ID, err)
 	}
@@ -261,9 +278,10 @@ func (sb *sandbox) blameMemory(usage cgroups.Usage) {
 }
 
 // patience bounds the wait for a caller that does not read. One whose program ended
-// by itself may take its time, as it may with any program.
+// by itself may take its time, as it may with any program; but a stream that does not
+// end, with nobody left to write, will not.
 func (sb *sandbox) patience() <-chan time.Time {
-	if sb.end.reason == ReasonExited || sb.end.reason == ReasonSignal {
+	if !sb.cutOff && (sb.end.reason == ReasonExited || sb.end.reason == ReasonSignal) {
 		return nil
 	}
 	return time.After(drainBound)

@@ -95,23 +95,20 @@ func (r *Run) write(name string, v any, sync bool) error {
 		return fmt.Errorf("%d bytes are more than %d", len(data), maxRecord)
 	}
 	path := filepath.Join(r.dir, name+".json")
-	err = writeFile(path+".tmp", append(data, '\n'), sync)
-	if name == Exit || name == Cleaned {
-		if (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)) && r.free() {
-			err = writeFile(path+".tmp", append(data, '\n'), sync)
+	if name == Cleaned {
+		if err := r.tidy(); err != nil {
+			return err
 		}
+	}
+	err = writeFile(path+".tmp", append(data, '\n'), sync)
+	if name == Exit && (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)) && r.remove(reserveName) == nil {
+		err = writeFile(path+".tmp", append(data, '\n'), sync)
 	}
 	if err != nil {
 		return err
 	}
 	if err := os.Rename(path+".tmp", path); err != nil {
 		return err
-	}
-	if name == Cleaned {
-		r.free()
-		for _, n := range order { // halves of records that a crash left
-			os.Remove(filepath.Join(r.dir, n+".json.tmp"))
-		}
 	}
 	if !sync {
 		return nil
@@ -136,8 +133,8 @@ func (r *Run) Sync(name string) error {
 }
 
 // Reserve sets room aside for the last records of the run, exit and cleaned: a disk
-// that is full by then must not take the result with it. The room is given up for
-// them, or after them.
+// that is full by then must not take the result with it. The room is given up for the
+// first of them, or before the last.
 func (r *Run) Reserve() error {
 	f, err := os.OpenFile(filepath.Join(r.dir, reserveName), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -158,8 +155,23 @@ func (r *Run) Reserve() error {
 	return nil
 }
 
-// free gives the reserved room up, and reports whether there was any.
-func (r *Run) free() bool { return os.Remove(filepath.Join(r.dir, reserveName)) == nil }
+// tidy removes what the run's directory need not hold any more: the reserved room, and
+// halves of records that a crash left.
+func (r *Run) tidy() error {
+	errs := []error{r.remove(reserveName)}
+	for _, name := range order {
+		errs = append(errs, r.remove(name+".json.tmp"))
+	}
+	return errors.Join(errs...)
+}
+
+// remove deletes one file of the run, if it is there.
+func (r *Run) remove(name string) error {
+	if err := os.Remove(filepath.Join(r.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
 
 func writeFile(path string, data []byte, sync bool) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
