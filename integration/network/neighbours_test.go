@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -49,36 +48,33 @@ func TestNeighbours(t *testing.T) {
 	})
 }
 
-// netNamespaces are all network namespaces that a process is in or holds.
-func netNamespaces(t *testing.T) []string {
+// namespacesOf are the network namespaces that processes hold by a descriptor, by
+// inode, with one of those processes; only those whose cgroup has that name, unless it
+// is empty.
+func namespacesOf(t *testing.T, group string) map[uint64]string {
 	t.Helper()
 	var own unix.Stat_t
 	if err := unix.Stat("/proc/self/ns/net", &own); err != nil {
 		t.Fatal(err)
 	}
-	seen := map[uint64]bool{}
-	for _, pattern := range []string{"/proc/[0-9]*/task/[0-9]*/ns/net", "/proc/[0-9]*/fd/*"} {
-		names, err := filepath.Glob(pattern)
-		if err != nil {
-			t.Fatal(err)
+	names, err := filepath.Glob("/proc/[0-9]*/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	held := map[uint64]string{}
+	for _, name := range names {
+		link, err := os.Readlink(name)
+		if err != nil || !strings.HasPrefix(link, "net:[") && !strings.Contains(link, "ns/net") {
+			continue
 		}
-		for _, name := range names {
-			link, err := os.Readlink(name)
-			if err != nil || !strings.HasPrefix(link, "net:[") && !strings.Contains(link, "ns/net") {
-				continue
-			}
-			var st unix.Stat_t
-			if unix.Stat(name, &st) == nil && st.Dev == own.Dev {
-				seen[st.Ino] = true
-			}
+		dir := filepath.Dir(filepath.Dir(name))
+		cgroup, err := os.ReadFile(dir + "/cgroup")
+		var st unix.Stat_t
+		if err == nil && strings.Contains(string(cgroup), group) && unix.Stat(name, &st) == nil && st.Dev == own.Dev && st.Ino != own.Ino {
+			held[st.Ino] = dir
 		}
 	}
-	var list []string
-	for inode := range seen {
-		list = append(list, fmt.Sprint(inode))
-	}
-	slices.Sort(list)
-	return list
+	return held
 }
 
 // runsAtOnce is how many runs have a network at the same time.
@@ -96,7 +92,6 @@ func runsAtOnce() int {
 // them is left afterwards.
 func TestManyAtOnce(t *testing.T) {
 	b := newBed(t)
-	before := netNamespaces(t)
 	var runs []*session
 	for i := range runsAtOnce() {
 		s := b.startProgram("embedded", []string{"--memory", "64MiB", "--allow", "ok.test:5432", "--allow-cidr", fmt.Sprintf("203.0.113.%d/32:5432", i+100)}, "/bin/netprobe")
@@ -108,8 +103,9 @@ func TestManyAtOnce(t *testing.T) {
 	for _, s := range runs {
 		s.ready()
 	}
-	if n := len(netNamespaces(t)) - len(before); n < 2*len(runs) {
-		t.Errorf("%d namespaces for %d runs, want two each", n, len(runs))
+	held := namespacesOf(t, "/"+filepath.Base(b.dir)+"/")
+	if len(held) < 2*len(runs) {
+		t.Errorf("%d namespaces for %d runs, want two each", len(held), len(runs))
 	}
 	var wg sync.WaitGroup
 	for i, s := range runs {
@@ -133,7 +129,14 @@ func TestManyAtOnce(t *testing.T) {
 			t.Errorf("a run of many: %s", why(r))
 		}
 	}
-	testenv.WaitFor(t, testenv.Patience, "the namespaces to be gone", func() bool { return len(netNamespaces(t)) <= len(before) })
+	testenv.WaitFor(t, testenv.Patience, "the namespaces to be gone", func() bool {
+		for inode, by := range namespacesOf(t, "") {
+			if held[inode] == by {
+				return false
+			}
+		}
+		return len(namespacesOf(t, "/"+filepath.Base(b.dir)+"/")) == 0
+	})
 	if out, err := b.engine("gc", "--json"); err != nil || strings.TrimSpace(out) != "[]" {
 		t.Errorf("engine gc had something left to do (%v):\n%s", err, out)
 	}
