@@ -22,7 +22,9 @@ STATIC_CGO := -linkmode external -extldflags "-static -Wl,--build-id=none"
 RUNSC_VERSION = $(shell sed -n 's/.*gvisor.dev\/gvisor v[0-9.]*-\([0-9]\{8\}\)[0-9]*-\([0-9a-f]*\).*/release-\1-\2/p' integration/tools/runsc/go.mod)
 
 # Where the tests meet the kernel: these run in the test machine.
-VM_TESTS ?= ./cgroups/... ./rootfs/... ./integration ./integration/testenv
+VM_TESTS ?= ./cgroups ./rootfs ./integration
+# More of them, in a second machine beside the first: each keeps one processor busy.
+VM_TESTS_BESIDE ?= ./integration/testenv ./integration/network ./integration/faults
 VM := build/vm/vm
 LINT := build/lint
 
@@ -100,11 +102,14 @@ test-unit: build ## run the tests that need no machine of their own
 test-vm: build faults bin/probe $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
 	go test ./integration/vm/...
 	ENGINE_FAULTS=sample go test -count=1 -run TestPowerCut ./integration/faults
-	$(VM) test -timeout 30m $(VMFLAGS) $(VM_TESTS)
+	@mkdir -p build/test
+	@$(VM) test -timeout 30m -env ENGINE_FAULTS=sample $(VMFLAGS) $(VM_TESTS_BESIDE) >build/test/beside.log 2>&1 & beside=$$!; \
+	first=0; $(VM) test -timeout 30m $(VMFLAGS) $(VM_TESTS) || first=$$?; \
+	second=0; wait $$beside || second=$$?; cat build/test/beside.log; exit $$((first | second))
 
 .PHONY: test-host
 test-host: build faults bin/probe ## run the same tests on this host: as root, pure cgroup v2
-	ENGINE_TEST_HOST=1 ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -p 1 $(VM_TESTS)
+	ENGINE_TEST_HOST=1 ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -p 1 $(VM_TESTS) $(VM_TESTS_BESIDE)
 
 # RUN='TestSoak' takes one proof out of all; ENGINE_FAULTS=sample takes a part of each.
 .PHONY: test-faults

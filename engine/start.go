@@ -27,6 +27,7 @@ type Stdio struct {
 
 // hello is the first message on the control socket: all that a monitor knows.
 type hello struct {
+	Version   string            `json:"version"` // of the caller: the two are built together
 	Host      Host              `json:"host"`
 	Hierarchy cgroups.Hierarchy `json:"hierarchy"`
 	Request   Request           `json:"request"`
@@ -72,10 +73,14 @@ type Run struct {
 // record has reached the disk.
 func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio Stdio) (*Run, error) {
 	startedAt := bootNow()
+	total := 0
 	for _, s := range secrets {
 		req.SecretNames = append(req.SecretNames, s.Name)
 		if len(s.Value) > maxSecret {
 			return nil, Refused("bad_secret", "cannot accept secret=%s: more than %d bytes", s.Name, maxSecret)
+		}
+		if total += len(s.Value); total > maxSecrets {
+			return nil, Refused("bad_secret", "cannot accept secrets of more than %d bytes together", maxSecrets)
 		}
 	}
 	if err := req.Validate(); err != nil {
@@ -116,7 +121,7 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 		record, err := journal.Create(h.StateDir, req.ID)
 		if err == nil {
 			failpoint("after-reserve")
-			return h.begin(record, hello{h, hierarchy, req, secrets, plan, startedAt}, stdio)
+			return h.begin(record, hello{Version, h, hierarchy, req, secrets, plan, startedAt}, stdio)
 		}
 		if !errors.Is(err, journal.ErrExists) {
 			return nil, Failed("no_record", "%w", err)

@@ -25,6 +25,7 @@ const (
 	maxID      = 65535 // highest uid or gid of a run's own block
 	maxTmpfs   = 16
 	maxSecret  = 1 << 20 // bytes of one secret
+	maxSecrets = 4 << 20 // of all of them; with the command and the environment they fit into one message
 )
 
 // Runtimes are the names a request may give.

@@ -200,6 +200,9 @@ func (sb *sandbox) commandError(f initwire.Frame) error {
 			WithFix("check the name and the image; a script also needs the interpreter in its first line")
 	case f.Stage == initwire.StageExec:
 		fix := "make it executable, built for this machine's architecture"
+		if f.Errno == syscall.E2BIG {
+			fix = "pass less in arguments and environment: the kernel takes 128 KiB in one string"
+		}
 		if f.Errno == syscall.ENOEXEC {
 			fix = "give a script a first line such as #!/bin/sh, or build the program for this machine's architecture"
 		}

@@ -7,41 +7,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-suite=trixie
+. hack/debian.sh
 packages=nodejs,python3,ca-certificates
 
-recipe=$(cat hack/image.sh hack/image/*.json | sha256sum | cut -c 1-16)
+recipe=$(cat hack/image.sh hack/debian.sh hack/image/*.json | sha256sum | cut -c 1-16)
 root=build/image/$recipe
 state=build/demo/state
 mkdir -p build/image build/demo
-
-fail() {
-	echo "image: $*" >&2
-	exit 1
-}
-
-# mirror is where this host gets its own Debian from.
-mirror() {
-	# shellcheck disable=SC1091
-	. /etc/os-release
-	# shellcheck disable=SC2016
-	apt-get indextargets --format '$(CODENAME) $(RELEASE) $(REPO_URI)' 'Created-By: Packages' |
-		awk -v name="$VERSION_CODENAME" '$1 == name || $2 == name { print $NF; exit }'
-}
-
-# debian makes a Debian root in $1 with the packages $2 and what further arguments of
-# mmdebstrap say, without what nobody reads in a sandbox.
-debian() {
-	local target=$1 include=$2 uri
-	shift 2
-	uri=$(mirror)
-	[ -n "$uri" ] || fail "found no Debian mirror in apt's sources"
-	mmdebstrap --quiet --mode=root --variant=minbase --include="$include" \
-		--aptopt='APT::Install-Recommends "false"' \
-		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
-		--dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/info/*' \
-		"$@" "$suite" "$target" "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $uri $suite main"
-}
 
 # tsx puts node_modules with tsx, as pinned by the lock file, into directory $1: with
 # this host's npm, or with Debian's in a root that is then thrown away.

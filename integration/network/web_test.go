@@ -83,7 +83,7 @@ func (w *webServer) serve(c net.Conn, secure bool) {
 
 func template(serial int64, names ...string) *x509.Certificate {
 	return &x509.Certificate{
-		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "of the network tests"}, DNSNames: names,
+		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: fmt.Sprintf("number %d of the network tests", serial)}, DNSNames: names,
 		NotBefore: time.Now().Add(-24 * time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 	}
 }

@@ -1,6 +1,7 @@
 package network
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -45,6 +46,17 @@ func newWorld(t testing.TB, dir string) *world {
 	w.host.do(t, w.makeLink)
 	w.internet.do(t, w.wireInternet)
 	w.host.do(t, w.wireHost)
+	testenv.WaitFor(t, testenv.Patience, "the link to be up", func() bool {
+		var state netlink.LinkOperState
+		w.host.do(t, func() error {
+			link, err := netlink.LinkByName("near")
+			if err == nil {
+				state = link.Attrs().OperState
+			}
+			return err
+		})
+		return state == netlink.OperUp
+	})
 	w.sniffer = newSniffer(t, w.internet, "far")
 	w.web = newWeb(t, dir)
 	w.serveInternet(t)
@@ -84,7 +96,7 @@ func up(name string, addrs []string, neighbours map[string]net.HardwareAddr) (ne
 			return nil, fmt.Errorf("address %s: %w", a, err)
 		}
 	}
-	if err := netlink.LinkSetUp(link); err != nil {
+	if err := errors.Join(netlink.LinkSetIP6AddrGenMode(link, 1), netlink.LinkSetUp(link)); err != nil { // 1: none
 		return nil, err
 	}
 	for ip, mac := range neighbours {
