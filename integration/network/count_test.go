@@ -15,16 +15,16 @@ import (
 	"github.com/direct-oci/engine/integration/testenv"
 )
 
-// gatewayPlace is the namespace of a run's gateway, found as whoever looks at the
-// monitor would find it: by its descriptors.
-func (s *session) gatewayPlace(t *testing.T) *place {
+// placeWith is the namespace of a run that has a certain link, found as whoever looks at
+// the monitor would find it: by its descriptors.
+func (s *session) placeWith(t *testing.T, link string) *place {
 	t.Helper()
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.monitor()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range fds {
-		if link, err := os.Readlink(path); err != nil || !strings.Contains(link, "ns/net") && !strings.HasPrefix(link, "net:[") {
+		if to, err := os.Readlink(path); err != nil || !strings.Contains(to, "ns/net") && !strings.HasPrefix(to, "net:[") {
 			continue
 		}
 		ns, err := os.Open(path)
@@ -33,13 +33,13 @@ func (s *session) gatewayPlace(t *testing.T) *place {
 		}
 		p := &place{ns, make(chan func())}
 		ready := make(chan error)
-		go p.serve(ready, func() error { return hasLink("gw0") })
+		go p.serve(ready, func() error { return hasLink(link) })
 		if <-ready == nil {
 			return p
 		}
 		p.leave()
 	}
-	t.Fatalf("the monitor of run %s holds no gateway: %q", s.id, fds)
+	t.Fatalf("the monitor of run %s holds no namespace with %s: %q", s.id, link, fds)
 	return nil
 }
 
@@ -109,7 +109,7 @@ func TestBytesAreCounted(t *testing.T) {
 				b := newBed(t)
 				s := b.start(runtime, "--allow", fmt.Sprintf("ok.test:%d", sinkPort), "--allow-cidr", fmt.Sprintf("203.0.113.130/32:%d", sourcePort))
 				s.ready()
-				gateway := s.gatewayPlace(t)
+				gateway := s.placeWith(t, "gw0")
 				capture := newSniffer(t, gateway, "gw0")
 				gateway.leave()
 				s.want(fmt.Sprintf("upload ok.test:%d %d", sinkPort, size), "ok")
