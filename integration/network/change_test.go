@@ -44,16 +44,16 @@ func TestPolicyChanges(t *testing.T) {
 		s.want("tcp 203.0.113.130:5432", "refused")
 		s.want("tcp ok.test:5432", "ok")
 
-		set(s, "--allow", "denied.test:80")
+		set(s, "--allow", "denied.test:5432") // the kernel's rules stay the same
 		f, _ = s.next()
 		if f.Probe != "hold ok.test:5432" || f.Got == "ok" || f.Got == "timeout" {
 			t.Errorf("after its name was taken away: %v, want a reset", f)
 		}
 		s.want("tcp ok.test:5432", "nxdomain")
-		s.want("tcp denied.test:80", "ok")
+		s.want("tcp denied.test:5432", "ok")
 
 		set(s) // nothing at all
-		s.want("tcp denied.test:80", "nxdomain")
+		s.want("tcp denied.test:5432", "nxdomain")
 		set(s, "--network", "internet")
 		s.want("tcp 8.8.8.8:443", "ok")
 		s.want("tcp 10.1.2.3:443", "refused")

@@ -22,7 +22,8 @@ func frame(dst, src net.HardwareAddr, etherType uint16, payload []byte) []byte {
 	return append(binary.BigEndian.AppendUint16(append(slices.Clone(dst), src...), etherType), payload...)
 }
 
-// ipPacket is an IPv4 packet with eight bytes of ports, which is a datagram's header too.
+// ipPacket is an IPv4 packet that would have its effect outside: a whole datagram, or
+// else a SYN.
 func ipPacket(src, dst netip.Addr, protocol byte, fragment uint16, options []byte) []byte {
 	size := 20 + len(options)
 	b := []byte{0x40 | byte(size/4), 0}
@@ -41,7 +42,10 @@ func ipPacket(src, dst netip.Addr, protocol byte, fragment uint16, options []byt
 	binary.BigEndian.PutUint16(b[10:], ^uint16(sum))
 	b = binary.BigEndian.AppendUint16(b, 4000)
 	b = binary.BigEndian.AppendUint16(b, 443)
-	return append(b, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff, 0, 0, 0, 0) // of a SYN; a datagram's length is wrong
+	if protocol == unix.IPPROTO_UDP {
+		return append(b, 0, 20, 0, 0, 'f', 'o', 'r', 'g', 'e', 'd', 0, 0, 0, 0, 0, 0)
+	}
+	return append(b, 0, 0, 0, 1, 0, 0, 0, 0, 0x50, 2, 0xff, 0xff, 0, 0, 0, 0)
 }
 
 // hostileFrames are what a helper of a runtime could send that was taken over.
@@ -67,18 +71,18 @@ func hostileFrames() [][]byte {
 		for _, protocol := range []byte{1, 2, 4, 33, 41, 47, 50, 51, 132, 136, 255} { // icmp, igmp, tunnels
 			list = append(list, frame(gatewayMAC, insideMAC, unix.ETH_P_IP, ipPacket(own, dst, protocol, 0, nil)))
 		}
-		tcp := func(fragment uint16, options ...byte) []byte {
-			return ipPacket(own, dst, unix.IPPROTO_TCP, fragment, options)
+		udp := func(fragment uint16, options ...byte) []byte {
+			return ipPacket(own, dst, unix.IPPROTO_UDP, fragment, options)
 		}
 		list = append(list,
-			frame(gatewayMAC, insideMAC, unix.ETH_P_IP, tcp(0x2000)), frame(gatewayMAC, insideMAC, unix.ETH_P_IP, tcp(3)),
-			frame(gatewayMAC, insideMAC, unix.ETH_P_IP, tcp(0, 131, 7, 4, 203, 0, 113, 10, 0)), // source route
-			frame(gatewayMAC, net.HardwareAddr{2, 0, 0, 0, 0, 9}, unix.ETH_P_IP, tcp(0)),
-			frame(broadcast, insideMAC, unix.ETH_P_IP, tcp(0)),
-			frame(gatewayMAC, insideMAC, unix.ETH_P_8021Q, append([]byte{0, 5, 8, 0}, tcp(0)...)),
-			frame(gatewayMAC, insideMAC, unix.ETH_P_8021Q, append([]byte{0, 5, 0x81, 0, 0, 6, 8, 0}, tcp(0)...)),
+			frame(gatewayMAC, insideMAC, unix.ETH_P_IP, udp(0x2000)), frame(gatewayMAC, insideMAC, unix.ETH_P_IP, udp(3)),
+			frame(gatewayMAC, insideMAC, unix.ETH_P_IP, udp(0, 131, 7, 4, 203, 0, 113, 10, 0)), // source route
+			frame(gatewayMAC, net.HardwareAddr{2, 0, 0, 0, 0, 9}, unix.ETH_P_IP, udp(0)),
+			frame(broadcast, insideMAC, unix.ETH_P_IP, udp(0)),
+			frame(gatewayMAC, insideMAC, unix.ETH_P_8021Q, append([]byte{0, 5, 8, 0}, udp(0)...)),
+			frame(gatewayMAC, insideMAC, unix.ETH_P_8021Q, append([]byte{0, 5, 0x81, 0, 0, 6, 8, 0}, udp(0)...)),
 			frame(broadcast, insideMAC, unix.ETH_P_ARP, arp(dst)), frame(gatewayMAC, insideMAC, unix.ETH_P_ARP, arp(dst)),
-			frame(gatewayMAC, insideMAC, unix.ETH_P_IPV6, tcp(0)), frame(gatewayMAC, insideMAC, unix.ETH_P_PPP_SES, tcp(0)),
+			frame(gatewayMAC, insideMAC, unix.ETH_P_IPV6, udp(0)), frame(gatewayMAC, insideMAC, unix.ETH_P_PPP_SES, udp(0)),
 		)
 	}
 	return list
