@@ -79,6 +79,10 @@ bin/runsc: integration/tools/runsc/go.mod integration/tools/runsc/go.sum | setup
 bin/probe: $(wildcard integration/probe/*.[ch]) | setup
 	musl-gcc -std=c11 -O2 -Wall -Wextra -Wshadow -Wstrict-prototypes -Werror -static -s -o $@ $(filter %.c,$^)
 
+.PHONY: bin/netprobe
+bin/netprobe: | setup
+	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w' -o $@ ./integration/network/cmd/netprobe
+
 .PHONY: $(VM)
 $(VM): | setup
 	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w' -o build/vm/guest ./integration/vm/cmd/guest
@@ -99,7 +103,7 @@ test-unit: build ## run the tests that need no machine of their own
 	go test $$(go list ./... | grep -v '/integration')
 
 .PHONY: test-vm
-test-vm: build faults bin/probe $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
+test-vm: build faults bin/probe bin/netprobe $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
 	go test ./integration/vm/...
 	ENGINE_FAULTS=sample go test -count=1 -run TestPowerCut ./integration/faults
 	@mkdir -p build/test
@@ -108,7 +112,7 @@ test-vm: build faults bin/probe $(VM) ## run the tests of the binaries and of th
 	second=0; wait $$beside || second=$$?; cat build/test/beside.log; exit $$((first | second))
 
 .PHONY: test-host
-test-host: build faults bin/probe ## run the same tests on this host: as root, pure cgroup v2
+test-host: build faults bin/probe bin/netprobe ## run the same tests on this host: as root, pure cgroup v2
 	ENGINE_TEST_HOST=1 ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -p 1 $(VM_TESTS) $(VM_TESTS_BESIDE)
 
 # RUN='TestSoak' takes one proof out of all; ENGINE_FAULTS=sample takes a part of each.
@@ -116,6 +120,16 @@ test-host: build faults bin/probe ## run the same tests on this host: as root, p
 test-faults: export ENGINE_FAULTS ?= all
 test-faults: build faults $(VM) ## kill, fail and cut everything, for hours: as root, with a cgroup2 mount; RUN=TestSoak for one proof
 	ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -timeout 0 -v -run '$(RUN)' ./integration/faults
+
+# RUN='TestTuples' takes one proof out of all.
+.PHONY: test-network
+test-network: build tools bin/netprobe ## prove what runs may reach, natively: as root, with a cgroup2 mount; RUN=TestTuples for one proof
+	hack/clients.sh
+	ENGINE_NETWORK=all ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -timeout 1h -v -run '$(RUN)' ./integration/network
+
+.PHONY: bench-network
+bench-network: build tools bin/netprobe ## measure the network's part of a start, and streams beside a plain veth
+	ENGINE_NETWORK=bench ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -timeout 1h -run '^$$' -bench . -benchtime 1x ./integration/network
 
 .PHONY: bench
 bench: build tools ## measure on this host, side by side with the bare runtimes

@@ -17,6 +17,8 @@ import (
 	"testing"
 
 	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/netns"
+	"github.com/direct-oci/engine/netns/egress"
 )
 
 // documents are all pages that are held against the code.
@@ -255,6 +257,28 @@ func TestImportTableIsDocumented(t *testing.T) {
 		if !documented[name] {
 			t.Errorf("ARCHITECTURE lacks package %s of the import table", name)
 		}
+	}
+}
+
+// TestRulesAreTheCodes compares the rules in NETWORK with those that the command line
+// prints.
+func TestRulesAreTheCodes(t *testing.T) {
+	page := section(t, "docs/NETWORK.md", "## Rules as loaded")
+	name, err := egress.ParseAllow("example.com")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cidr, err := egress.ParseAllowCIDR("198.51.100.0/24:5432")
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy := egress.Policy{Names: []egress.NameRule{name}, CIDRs: []egress.CIDRRule{cidr}}
+	want, err := netns.Rules(netns.GatewayConfig{Policy: policy.Kernel(), Limits: policy.KernelLimits()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(page, "```\n"+strings.TrimSpace(want)+"\n```") {
+		t.Errorf("NETWORK has other rules than\n%s", want)
 	}
 }
 

@@ -25,13 +25,19 @@ import (
 // everything reports whether all is to be tested, and not a sample.
 func everything() bool { return os.Getenv("ENGINE_NETWORK") == "all" }
 
+// requireScope skips a test that nobody asked for.
+func requireScope(t testing.TB) {
+	t.Helper()
+	if !testenv.InVM() && os.Getenv(testenv.HostMarker) != "1" && os.Getenv("ENGINE_NETWORK") == "" {
+		t.Skip("takes long, as root: run it with make test-network, or a sample with make test-vm")
+	}
+}
+
 // eachRuntime runs f under the runtimes: in the test machine all four, elsewhere those
 // that run beside cgroup v1 too.
 func eachRuntime(t *testing.T, f func(t *testing.T, runtime string)) {
 	t.Helper()
-	if !testenv.InVM() && os.Getenv("ENGINE_NETWORK") == "" {
-		t.Skip("takes long, as root: run it with make test-network, or a sample with make test-vm")
-	}
+	requireScope(t)
 	runtimes := testenv.Runtimes()
 	if !pure() {
 		runtimes = slices.DeleteFunc(runtimes, func(r string) bool { return r == "crun" })
@@ -39,6 +45,17 @@ func eachRuntime(t *testing.T, f func(t *testing.T, runtime string)) {
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) { f(t, runtime) })
 	}
+}
+
+// someRuntimes is eachRuntime for what the gateway alone decides: a sample of the
+// runtimes is one with the host's kernel and gVisor.
+func someRuntimes(t *testing.T, f func(t *testing.T, runtime string)) {
+	t.Helper()
+	eachRuntime(t, func(t *testing.T, runtime string) {
+		if everything() || runtime == "embedded" || runtime == "runsc" {
+			f(t, runtime)
+		}
+	})
 }
 
 // pure reports whether this host has cgroup v2 alone.
@@ -58,9 +75,7 @@ type bed struct {
 
 func newBed(t testing.TB) *bed {
 	t.Helper()
-	if !testenv.InVM() && os.Getenv("ENGINE_NETWORK") == "" {
-		t.Skip("takes long, as root: run it with make test-network, or a sample with make test-vm")
-	}
+	requireScope(t)
 	testenv.RequireRoot(t)
 	dir, err := os.MkdirTemp("", "network-")
 	if err != nil {

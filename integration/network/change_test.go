@@ -44,16 +44,16 @@ func TestPolicyChanges(t *testing.T) {
 		s.want("tcp 203.0.113.130:5432", "refused")
 		s.want("tcp ok.test:5432", "ok")
 
-		set(s, "--allow", "denied.test:80")
+		set(s, "--allow", "denied.test:5432") // the kernel's rules stay the same
 		f, _ = s.next()
 		if f.Probe != "hold ok.test:5432" || f.Got == "ok" || f.Got == "timeout" {
 			t.Errorf("after its name was taken away: %v, want a reset", f)
 		}
 		s.want("tcp ok.test:5432", "nxdomain")
-		s.want("tcp denied.test:80", "ok")
+		s.want("tcp denied.test:5432", "ok")
 
 		set(s) // nothing at all
-		s.want("tcp denied.test:80", "nxdomain")
+		s.want("tcp denied.test:5432", "nxdomain")
 		set(s, "--network", "internet")
 		s.want("tcp 8.8.8.8:443", "ok")
 		s.want("tcp 10.1.2.3:443", "refused")
@@ -91,7 +91,7 @@ func sysctls(t *testing.T, p *place) map[string]string {
 // TestHostIsNotTouched compares the host's own network before, while and after a run
 // has one: no link, rule, route or setting is another.
 func TestHostIsNotTouched(t *testing.T) {
-	eachRuntime(t, func(t *testing.T, runtime string) {
+	someRuntimes(t, func(t *testing.T, runtime string) {
 		b := newBed(t)
 		state := func() string {
 			var s strings.Builder
@@ -149,7 +149,11 @@ func TestHostRulesAreFlushed(t *testing.T) {
 		s.tell("hold ok.test:5432")
 		s.next()
 		b.hostRun("nft", "add table inet somebody; add chain inet somebody forward { type filter hook forward priority 0; policy drop; }")
-		for range 10 {
+		rounds := 10
+		if testenv.InVM() {
+			rounds = 2
+		}
+		for range rounds {
 			b.hostRun("nft", "flush ruleset")
 			if _, err := exec.LookPath("iptables"); err == nil {
 				for _, table := range []string{"filter", "nat", "mangle"} {

@@ -15,16 +15,16 @@ import (
 	"github.com/direct-oci/engine/integration/testenv"
 )
 
-// gatewayPlace is the namespace of a run's gateway, found as whoever looks at the
-// monitor would find it: by its descriptors.
-func (s *session) gatewayPlace(t *testing.T) *place {
+// placeWith is the namespace of a run that has a certain link, found as whoever looks at
+// the monitor would find it: by its descriptors.
+func (s *session) placeWith(t *testing.T, link string) *place {
 	t.Helper()
 	fds, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", s.monitor()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range fds {
-		if link, err := os.Readlink(path); err != nil || !strings.Contains(link, "ns/net") && !strings.HasPrefix(link, "net:[") {
+		if to, err := os.Readlink(path); err != nil || !strings.Contains(to, "ns/net") && !strings.HasPrefix(to, "net:[") {
 			continue
 		}
 		ns, err := os.Open(path)
@@ -33,13 +33,13 @@ func (s *session) gatewayPlace(t *testing.T) *place {
 		}
 		p := &place{ns, make(chan func())}
 		ready := make(chan error)
-		go p.serve(ready, func() error { return hasLink("gw0") })
+		go p.serve(ready, func() error { return hasLink(link) })
 		if <-ready == nil {
 			return p
 		}
 		p.leave()
 	}
-	t.Fatalf("the monitor of run %s holds no gateway: %q", s.id, fds)
+	t.Fatalf("the monitor of run %s holds no namespace with %s: %q", s.id, link, fds)
 	return nil
 }
 
@@ -67,7 +67,10 @@ func near(got int64, want uint64) bool {
 // TestBytesAreCounted compares the result's bytes with a capture at the gateway, for a
 // run that ends, one that is killed, and one whose monitor is.
 func TestBytesAreCounted(t *testing.T) {
-	const size = 32 << 20
+	size := 32 << 20
+	if testenv.InVM() {
+		size = 4 << 20
+	}
 	ends := []struct {
 		name string
 		end  func(s *session) engine.Result
@@ -97,13 +100,16 @@ func TestBytesAreCounted(t *testing.T) {
 			return s.over()
 		}, engine.ReasonLost},
 	}
-	eachRuntime(t, func(t *testing.T, runtime string) {
+	someRuntimes(t, func(t *testing.T, runtime string) {
 		for _, e := range ends {
+			if testenv.InVM() && !everything() && e.want == engine.ReasonExited {
+				continue // shown by the ones that are killed
+			}
 			t.Run("a run that "+e.name, func(t *testing.T) {
 				b := newBed(t)
 				s := b.start(runtime, "--allow", fmt.Sprintf("ok.test:%d", sinkPort), "--allow-cidr", fmt.Sprintf("203.0.113.130/32:%d", sourcePort))
 				s.ready()
-				gateway := s.gatewayPlace(t)
+				gateway := s.placeWith(t, "gw0")
 				capture := newSniffer(t, gateway, "gw0")
 				gateway.leave()
 				s.want(fmt.Sprintf("upload ok.test:%d %d", sinkPort, size), "ok")
@@ -118,7 +124,7 @@ func TestBytesAreCounted(t *testing.T) {
 					t.Fatalf("the bytes are unknown: %s", why(r))
 				}
 				t.Logf("received %d, captured %d; sent %d, captured %d", *r.Actuals.RxBytes, rx, *r.Actuals.TxBytes, tx)
-				if !near(*r.Actuals.RxBytes, rx) || !near(*r.Actuals.TxBytes, tx) || rx < size || tx < size {
+				if !near(*r.Actuals.RxBytes, rx) || !near(*r.Actuals.TxBytes, tx) || rx < uint64(size) || tx < uint64(size) {
 					t.Errorf("rxBytes = %d and %d were captured, txBytes = %d and %d", *r.Actuals.RxBytes, rx, *r.Actuals.TxBytes, tx)
 				}
 				if e.want == engine.ReasonLost {
@@ -126,7 +132,7 @@ func TestBytesAreCounted(t *testing.T) {
 				}
 				up, _ := allowedOf(r, "ok.test", sinkPort)
 				down, _ := allowedOf(r, "203.0.113.130", sourcePort)
-				if asked := int64(len(fmt.Sprintf("%d\n", size))); up.TxBytes != size+asked || up.RxBytes != 1 || down.RxBytes != size || down.TxBytes != asked {
+				if asked := int64(len(fmt.Sprintf("%d\n", size))); up.TxBytes != int64(size)+asked || up.RxBytes != 1 || down.RxBytes != int64(size) || down.TxBytes != asked {
 					t.Errorf("by destination: %+v and %+v, want %d bytes each", up, down, size)
 				}
 			})

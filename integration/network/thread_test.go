@@ -88,3 +88,6 @@ func ownResolvConf(dir, nameserver string) func() error {
 		return unix.Mount(file, "/etc/resolv.conf", "", unix.MS_BIND, "")
 	}
 }
+
+// unmount takes away what runsc leaves mounted in its state directory.
+func unmount(path string) { unix.Unmount(path, unix.MNT_DETACH) }
