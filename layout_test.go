@@ -33,8 +33,10 @@ var allowed = map[string]struct {
 	"engine/initwire":          {nil, "the protocol with engine-init and nothing else"},
 	"engine/ociruntime":        {nil, "a runtime starts a bundle; who made it is not its matter"},
 	"engine/ociruntime/inproc": {[]string{"engine/ociruntime"}, "libcontainer needs cgo and must stay out of every other program"},
-	"engine": {[]string{"cgroups", "netns", "oci", "rootfs", "rootfs/image", "rootfs/image/tree", "engine/journal", "engine/initwire", "engine/ociruntime"},
-		"one run from start to finish; it is told its embedded runtime and so needs no cgo"},
+	"engine": {
+		[]string{"cgroups", "netns", "oci", "rootfs", "rootfs/image", "rootfs/image/tree", "engine/journal", "engine/initwire", "engine/ociruntime"},
+		"one run from start to finish; it is told its embedded runtime and so needs no cgo",
+	},
 	"engine/doctor":      {[]string{"cgroups", "rootfs", "engine", "engine/ociruntime"}, "looks at the host as a run would"},
 	"cmd/engine":         {[]string{"cgroups", "engine", "engine/doctor", "engine/journal", "engine/ociruntime", "oci", "rootfs/image", "rootfs/image/job"}, "an edge: words to values and back, no policy"},
 	"cmd/engine-image":   {[]string{"rootfs/image", "rootfs/image/intake", "rootfs/image/registry", "rootfs/image/job", "rootfs/image/tree"}, "the only program that links a registry's client and decompressors"},

@@ -66,7 +66,7 @@ func (d document) isIndex() bool { return d.Manifests != nil }
 // one form and is used in another (CVE-2021-41190).
 // Holds because: keys of both kinds together, repeated keys, keys that differ by case only, and media
 // types that contradict each other are refused.
-// Not covered: what annotations say; they are not read but for a reference's name. Checked by: TestAmbiguousDocuments.
+// Not covered: what annotations say; they are not read but for a reference's name. Checked by: TestDocuments.
 func parseDocument(raw []byte, mediaType string) (document, error) {
 	var d document
 	what := "manifest"

@@ -89,7 +89,7 @@ func putHeader(t *tree.Writer, h *tar.Header, content io.Reader) error {
 	}
 	e.UID, e.GID = uint32(h.Uid), uint32(h.Gid)
 	switch h.Typeflag {
-	case tar.TypeReg, tar.TypeRegA, tar.TypeCont, tar.TypeGNUSparse: //nolint:staticcheck // old archives have TypeRegA
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
 		e.Kind, e.Content = unix.S_IFREG, content
 		if strings.HasSuffix(h.Name, "/") { // how the oldest archives spell a directory
 			e.Kind, e.Content = unix.S_IFDIR, nil
