@@ -139,13 +139,17 @@ bench: build tools ## measure on this host, side by side with the bare runtimes
 demo: build tools $(VM) ## set up, build, and run the example jobs under two runtimes
 	@hack/demo.sh
 
+.PHONY: images
+images: | setup ## make the project's own images, as OCI layouts in build/images
+	@images/build.sh
+
 .PHONY: check
 check: $(LINT)/gofumpt $(LINT)/staticcheck build ## format, vet, staticcheck, race tests, layout, scripts
 	@unformatted=$$($(LINT)/gofumpt -l .) && [ -z "$$unformatted" ] || { echo "not formatted (gofumpt -w):" $$unformatted; exit 1; }
 	go vet ./...
 	$(LINT)/staticcheck ./...
 	@if command -v golangci-lint >/dev/null; then golangci-lint run; else echo "golangci-lint: not installed, left out"; fi
-	@if command -v shellcheck >/dev/null; then shellcheck --severity=warning .ci/run hack/*.sh; else echo "shellcheck: not installed, left out"; fi
+	@if command -v shellcheck >/dev/null; then shellcheck --severity=warning .ci/run hack/*.sh images/*.sh; else echo "shellcheck: not installed, left out"; fi
 	go test -race $$(go list ./... | grep -v '/integration')
 
 $(LINT)/%: integration/tools/lint/go.mod integration/tools/lint/go.sum | setup

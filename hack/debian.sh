@@ -17,7 +17,7 @@ mirror() {
 		awk -v name="$VERSION_CODENAME" '$1 == name || $2 == name { print $NF; exit }'
 }
 
-# debian makes a Debian root in $1 with the packages $2 and what further arguments of
+# debian makes a Debian root, the directory or archive $1, with the packages $2 and what further arguments of
 # mmdebstrap say, without what nobody reads in a sandbox.
 debian() {
 	local target=$1 include=$2 uri

@@ -85,6 +85,11 @@ func TestPull(t *testing.T) {
 			}
 		}
 	})
+	start := time.Now()
+	if a := c.pull(t, ref); a.Failure != nil || a.Image.Digest != digest.String() {
+		t.Errorf("second pull = %+v %+v", a.Failure, a.Image)
+	}
+	t.Logf("second pull of an image that is there: %v, with the start of a process, TLS and a token", time.Since(start))
 	c.checkClean(t, s.host+"/team/app@"+digest.String(), "x")
 	// A tag that moves takes the name along; the old image is of no use any more.
 	s.push(t, "team/app:1", imageOf(t, layerOf(t, 3, 1000)))
@@ -475,18 +480,25 @@ func TestKilledPulls(t *testing.T) {
 // TestInterruptedPull interrupts pulls as a terminal does.
 func TestInterruptedPull(t *testing.T) {
 	s := newServer(t)
-	ref := s.push(t, "app:1", imageOf(t, layerOf(t, 1, 2_000_000)))
+	layer := layerOf(t, 1, 2_000_000)
+	ref := s.push(t, "app:1", imageOf(t, layer))
+	digest, err := layer.Digest()
+	must(t, err)
+	r, err := layer.Compressed()
+	must(t, err)
+	data, err := io.ReadAll(r)
+	must(t, err)
 	for _, sig := range []syscall.Signal{syscall.SIGINT, syscall.SIGTERM} {
 		c := s.client(t)
 		begun, end := make(chan struct{}), make(chan struct{})
 		var once sync.Once
 		s.set(func() {
 			s.tamper = func(w http.ResponseWriter, r *http.Request) bool {
-				if r.Method != http.MethodGet || !strings.Contains(r.URL.Path, "/blobs/") {
+				if r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, "/blobs/"+digest.String()) {
 					return false
 				}
-				w.Header().Set("Content-Length", "2000000")
-				_, _ = w.Write(make([]byte, 1000))
+				w.Header().Set("Content-Length", fmt.Sprint(len(data)))
+				_, _ = w.Write(data[:len(data)/2])
 				w.(http.Flusher).Flush()
 				once.Do(func() { close(begun) })
 				<-end
