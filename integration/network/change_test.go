@@ -96,8 +96,12 @@ func TestHostIsNotTouched(t *testing.T) {
 		state := func() string {
 			var s strings.Builder
 			for _, args := range [][]string{
-				{"ip", "-o", "link"}, {"ip", "-o", "addr"}, {"ip", "route", "show", "table", "all"}, {"ip", "-6", "route", "show", "table", "all"},
-				{"ip", "rule"}, {"nft", "list", "ruleset"},
+				{"ip", "-o", "link"},
+				{"ip", "-o", "addr"},
+				{"ip", "route", "show", "table", "all"},
+				{"ip", "-6", "route", "show", "table", "all"},
+				{"ip", "rule"},
+				{"nft", "list", "ruleset"},
 			} {
 				fmt.Fprintln(&s, b.hostRun(args...))
 			}

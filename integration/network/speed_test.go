@@ -159,7 +159,10 @@ func (b *bed) bareBundle(p *place) []string {
 		"process": object{"args": []string{"/bin/netprobe"}, "cwd": "/", "user": object{"uid": 0, "gid": 0}},
 		"mounts":  []object{{"destination": "/proc", "type": "proc", "source": "proc"}},
 		"linux": object{"namespaces": []object{
-			{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"},
+			{"type": "pid"},
+			{"type": "mount"},
+			{"type": "ipc"},
+			{"type": "uts"},
 			{"type": "network", "path": fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), p.ns.Fd())},
 		}},
 	})
