@@ -49,11 +49,26 @@ func run() int {
 	answer, err := do(ctx, j)
 	if err != nil {
 		answer = job.Answer{Failure: describe(err)}
+		err = forget(j, *answer.Failure)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "engine-image: cannot remove what was begun:", err)
 	}
 	if err := json.NewEncoder(os.Stdout).Encode(answer); err != nil {
 		return 1
 	}
 	return 0
+}
+
+// forget removes the layers of an image that did not come to be. Those of one that may
+// come yet, from a registry that does not answer now, are kept: the next pull goes on
+// from there, and a removal deletes them.
+func forget(j job.Job, f job.Failure) error {
+	if j.Do == job.Export || f.Kind == string(registry.NoRoute) || f.Kind == string(registry.Busy) {
+		return nil
+	}
+	_, err := image.Store{Dir: j.Store}.Prune(false)
+	return err
 }
 
 func do(ctx context.Context, j job.Job) (job.Answer, error) {

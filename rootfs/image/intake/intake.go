@@ -76,6 +76,9 @@ type taking struct {
 	stage *image.Stage
 	src   Source
 	kind  string
+
+	mu    sync.Mutex
+	total tree.Counts // of the layers unpacked so far
 }
 
 // Take makes an image of a source that has documents and blobs. A name that is taken is
@@ -277,6 +280,9 @@ func (t *taking) unpack(ctx context.Context, dir string, in *verified, diffID st
 	if got := "sha256:" + hex.EncodeToString(h.Sum(nil)); got != diffID {
 		return image.Layer{}, &BlobError{diffID, "the layer unpacks to " + got}
 	}
+	if err := t.add(rep.Counts); err != nil {
+		return image.Layer{}, err
+	}
 	l := image.Layer{Counts: rep.Counts}
 	root, err := os.Open(dir)
 	if err != nil {
@@ -291,6 +297,14 @@ func (t *taking) unpack(ctx context.Context, dir string, in *verified, diffID st
 		}
 	}
 	return l, err
+}
+
+// add counts one more layer, and refuses an image that has become too large.
+func (t *taking) add(c tree.Counts) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.total = t.total.Add(c)
+	return t.Store.Limits.Check(t.total)
 }
 
 // settle brings a finished layer to the disk and measures it.

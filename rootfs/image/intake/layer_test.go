@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/direct-oci/engine/rootfs/image"
+	"github.com/direct-oci/engine/rootfs/image/intake"
 	"github.com/direct-oci/engine/rootfs/image/tree"
 )
 
@@ -473,4 +475,64 @@ func TestPruneKeepsWhatIsNeeded(t *testing.T) {
 	if err != nil || len(left) != 0 {
 		t.Errorf("left over: %v, %v", left, err)
 	}
+}
+
+// TestLimitsSpanLayers proves that an image cannot get past its limits layer by layer.
+func TestLimitsSpanLayers(t *testing.T) {
+	o := newOutside(t)
+	l := newLayout(t)
+	var layers [][]byte
+	for i := range 3 {
+		layers = append(layers, archive(t, manyFiles(i, 400)...))
+	}
+	l.index(l.image(runtime.GOARCH, nil, layers...))
+	var limit *tree.LimitError
+	if _, err := take(context.Background(), o.store, l.dir, "x"); !errors.As(err, &limit) || limit.What != "entries" {
+		t.Errorf("Import of 1200 entries with a limit of 1000 = %v, want a *LimitError", err)
+	}
+	checkNoRest(t, o.store)
+}
+
+func manyFiles(layer, n int) []item {
+	var all []item
+	for i := range n {
+		all = append(all, file(fmt.Sprintf("f%d-%d", layer, i), ""))
+	}
+	return all
+}
+
+// TestLayerBomb unpacks a layer that is far larger than its blob.
+func TestLayerBomb(t *testing.T) {
+	o := newOutside(t)
+	for name, records := range map[string]string{"content": "", "a header": strings.Repeat("v", 900<<10)} {
+		l := newLayout(t)
+		bombed := file("f", strings.Repeat("\x00", 64<<20))
+		if records != "" {
+			bombed = pax(file("f", ""), "user.note", records)
+		}
+		l.index(l.image(runtime.GOARCH, nil, archive(t, bombed)))
+		if _, err := take(context.Background(), o.store, l.dir, "x"); err == nil {
+			t.Errorf("a bomb of %s was imported", name)
+		}
+	}
+	checkNoRest(t, o.store)
+}
+
+// TestFullDisk imports into a file system that is too small.
+func TestFullDisk(t *testing.T) {
+	if !inMounts(t) {
+		return
+	}
+	dir := t.TempDir()
+	must(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=4m"))
+	defer func() { must(t, unix.Unmount(dir, unix.MNT_DETACH)) }()
+	s := image.Store{Dir: filepath.Join(dir, "images"), Limits: tree.Limits{MaxBytes: 1 << 30}}
+	src := filepath.Join(t.TempDir(), "src.tar")
+	must(t, os.WriteFile(src, archive(t, file("f", strings.Repeat("x", 8<<20))), 0o600))
+	_, err := take(context.Background(), s, src, "x")
+	var space *intake.SpaceError
+	if !errors.As(err, &space) || !strings.Contains(space.Remedy(), "prune") {
+		t.Errorf("Import = %v, want a *SpaceError that says what to do", err)
+	}
+	checkNoRest(t, s)
 }

@@ -363,8 +363,10 @@ func TestDamagedBlobs(t *testing.T) {
 			c := s.client(t)
 			s.set(func() { s.tamper = serve(tt.change) })
 			checkKind(t, c.pull(t, ref), tt.kind, "")
-			_, err := c.store.Prune(false)
-			must(t, err)
+			if tt.kind == "busy" { // what was finished is kept for the next pull
+				_, err := c.store.Prune(false)
+				must(t, err)
+			}
 			c.checkClean(t)
 		})
 	}
@@ -481,7 +483,7 @@ func TestKilledPulls(t *testing.T) {
 func TestInterruptedPull(t *testing.T) {
 	s := newServer(t)
 	layer := layerOf(t, 1, 2_000_000)
-	ref := s.push(t, "app:1", imageOf(t, layer))
+	ref := s.push(t, "app:1", imageOf(t, layerOf(t, 2, 1000), layer))
 	digest, err := layer.Digest()
 	must(t, err)
 	r, err := layer.Compressed()
@@ -516,10 +518,7 @@ func TestInterruptedPull(t *testing.T) {
 		if err != nil || !strings.Contains(out.String(), `"cancelled"`) {
 			t.Errorf("interrupted pull ended with %v and said %s, want cancelled", err, out.String())
 		}
-		entries, err := filepath.Glob(filepath.Join(c.store.Dir, ".tmp-*"))
-		if err != nil || len(entries) != 0 {
-			t.Errorf("%v left %v, %v", sig, entries, err)
-		}
+		c.checkClean(t)
 	}
 }
 

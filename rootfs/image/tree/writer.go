@@ -55,6 +55,24 @@ type Limits struct {
 	Layer      bool  `json:"layer"`      // names that begin with .wh. are marks, see Marks
 }
 
+// Check reports what of c is more than one image may have, across its layers.
+func (l Limits) Check(c Counts) error {
+	most := Limits{MaxBytes: defaultMaxBytes, MaxEntries: defaultMaxEntries}
+	if l.MaxBytes != 0 {
+		most.MaxBytes = l.MaxBytes
+	}
+	if l.MaxEntries != 0 {
+		most.MaxEntries = l.MaxEntries
+	}
+	switch {
+	case c.Entries > most.MaxEntries:
+		return &LimitError{What: "entries", Limit: most.MaxEntries}
+	case c.Bytes > most.MaxBytes:
+		return &LimitError{What: "bytes of files", Limit: most.MaxBytes, Fix: "Import a smaller image."}
+	}
+	return nil
+}
+
 const (
 	defaultMaxBytes   = 64 << 30
 	defaultMaxEntries = 1_000_000
