@@ -42,6 +42,16 @@ func openRuntime(info ociruntime.Info, embedded ociruntime.Runtime) (ociruntime.
 	return ociruntime.New(info.Name, info.Path, info.Version)
 }
 
+// ImageDigest returns the digest of an imported image, which a request may name in
+// ImageDigest. The error is an *Error.
+func (h Host) ImageDigest(name string) (string, error) {
+	img, err := image.Store{Dir: h.withDirs().imageDir()}.Open(name)
+	if err != nil {
+		return "", Refused("no_image", "%w", err)
+	}
+	return img.Digest, nil
+}
+
 // imageRoot is the file system that a run starts from.
 type imageRoot struct {
 	info  ImageInfo
@@ -75,6 +85,10 @@ func openImage(h Host, req Request) (imageRoot, error) {
 	hold, err := img.Hold()
 	if err != nil {
 		return imageRoot{}, Failed("no_image", "%w", err)
+	}
+	if req.ImageDigest != "" && req.ImageDigest != img.Digest {
+		hold.Close()
+		return imageRoot{}, Refused("other_image", "cannot use image=%s: it is %s, and %s was asked for", img.Name, img.Digest, req.ImageDigest)
 	}
 	return imageRoot{info: ImageInfo{Ref: img.Name, Digest: &img.Digest}, lower: img.Rootfs, hold: hold}, nil
 }
