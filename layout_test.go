@@ -34,9 +34,14 @@ var allowed = map[string]struct {
 		[]string{"cgroups", "netns", "netns/egress", "oci", "rootfs", "rootfs/image", "engine/journal", "engine/initwire", "engine/ociruntime"},
 		"one run from start to finish; it is told its embedded runtime and so needs no cgo",
 	},
-	"engine/doctor":      {[]string{"cgroups", "rootfs", "engine", "engine/ociruntime"}, "looks at the host as a run would"},
-	"cmd/engine":         {[]string{"cgroups", "engine", "engine/doctor", "engine/journal", "engine/ociruntime", "netns", "netns/egress", "oci", "rootfs/image"}, "an edge: words to values and back, no policy"},
-	"cmd/engine-monitor": {[]string{"engine", "engine/ociruntime/inproc"}, "the only program that links libcontainer"},
+	"engine/doctor":       {[]string{"cgroups", "rootfs", "engine", "engine/ociruntime"}, "looks at the host as a run would"},
+	"cmd/engine":          {[]string{"cgroups", "engine", "engine/doctor", "engine/journal", "engine/ociruntime", "netns", "netns/egress", "oci", "rootfs/image"}, "an edge: words to values and back, no policy"},
+	"capability/jsjson":   {nil, "pure: JavaScript's JSON"},
+	"capability/signed":   {[]string{"capability/jsjson"}, "keys and envelopes, it knows nothing that is signed"},
+	"capability/approval": {[]string{"capability/jsjson", "capability/signed"}, "what a human agreed to; it runs nothing"},
+	"capability/audit":    {nil, "a leaf: lines that hang together"},
+	"capability/secret":   {nil, "a leaf: values and how not to show them"},
+	"cmd/engine-monitor":  {[]string{"engine", "engine/ociruntime/inproc"}, "the only program that links libcontainer"},
 }
 
 // exempt are folders of tests and tools, which may import what they test.
