@@ -41,6 +41,11 @@ var allowed = map[string]struct {
 	"capability/approval": {[]string{"capability/jsjson", "capability/signed"}, "what a human agreed to; it runs nothing"},
 	"capability/audit":    {nil, "a leaf: lines that hang together"},
 	"capability/secret":   {nil, "a leaf: values and how not to show them"},
+	"capability":          {[]string{"capability/approval", "capability/audit", "capability/jsjson", "capability/secret", "capability/signed", "engine"}, "who may ask for what; it knows no capability by name"},
+	"capability/sandbox":  {[]string{"capability/approval", "engine", "netns/egress"}, "what was asked for, what is granted, and a run of that"},
+	"capability/workload": {[]string{"capability", "capability/approval", "capability/jsjson", "capability/sandbox", "engine"}, "a capability: knows no config, no edge and no other one"},
+	"capability/action":   {[]string{"capability", "capability/approval", "capability/jsjson", "capability/sandbox", "engine"}, "a capability: knows no config, no edge and no other one"},
+	"capability/review":   {[]string{"capability"}, "pure: text for a human"},
 	"cmd/engine-monitor":  {[]string{"engine", "engine/ociruntime/inproc"}, "the only program that links libcontainer"},
 }
 
