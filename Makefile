@@ -35,12 +35,15 @@ setup: ## install the Debian packages and the Go that are missing (as root)
 	@hack/setup.sh
 
 .PHONY: build
-build: bin/engine bin/engine-monitor bin/engine-init ## build the engine's static binaries into bin/
+build: bin/engine bin/engine-runner bin/engine-monitor bin/engine-init ## build the engine's static binaries into bin/
 
 # Go decides itself what is out of date.
-.PHONY: bin/engine bin/engine-monitor bin/engine-init
+.PHONY: bin/engine bin/engine-runner bin/engine-monitor bin/engine-init
 bin/engine: | setup
 	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w $(STAMP)' -o $@ ./cmd/engine
+
+bin/engine-runner: | setup
+	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w $(STAMP)' -o $@ ./cmd/engine-runner
 
 # No tag for libseccomp: the filter is compiled beforehand and attached by engine-init.
 bin/engine-monitor: | setup
