@@ -22,7 +22,7 @@ STATIC_CGO := -linkmode external -extldflags "-static -Wl,--build-id=none"
 RUNSC_VERSION = $(shell sed -n 's/.*gvisor.dev\/gvisor v[0-9.]*-\([0-9]\{8\}\)[0-9]*-\([0-9a-f]*\).*/release-\1-\2/p' integration/tools/runsc/go.mod)
 
 # Where the tests meet the kernel: these run in the test machine.
-VM_TESTS ?= ./cgroups ./netns ./rootfs ./integration ./integration/testenv
+VM_TESTS ?= ./cgroups/... ./rootfs/... ./integration ./integration/testenv
 VM := build/vm/vm
 LINT := build/lint
 
@@ -35,15 +35,18 @@ setup: ## install the Debian packages and the Go that are missing (as root)
 	@hack/setup.sh
 
 .PHONY: build
-build: bin/engine bin/engine-runner bin/engine-monitor bin/engine-init ## build the engine's static binaries into bin/
+build: bin/engine bin/engine-runner bin/engine-image bin/engine-monitor bin/engine-init ## build the engine's static binaries into bin/
 
 # Go decides itself what is out of date.
-.PHONY: bin/engine bin/engine-runner bin/engine-monitor bin/engine-init
+.PHONY: bin/engine bin/engine-runner bin/engine-image bin/engine-monitor bin/engine-init
 bin/engine: | setup
 	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w $(STAMP)' -o $@ ./cmd/engine
 
 bin/engine-runner: | setup
 	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w $(STAMP)' -o $@ ./cmd/engine-runner
+
+bin/engine-image: | setup
+	CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w' -o $@ ./cmd/engine-image
 
 # No tag for libseccomp: the filter is compiled beforehand and attached by engine-init.
 bin/engine-monitor: | setup
@@ -97,13 +100,20 @@ test-unit: build ## run the tests that need no machine of their own
 	go test $$(go list ./... | grep -v '/integration')
 
 .PHONY: test-vm
-test-vm: build tools bin/probe $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
+test-vm: build faults bin/probe $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
 	go test ./integration/vm/...
-	$(VM) test -timeout 20m $(VMFLAGS) $(VM_TESTS)
+	ENGINE_FAULTS=sample go test -count=1 -run TestPowerCut ./integration/faults
+	$(VM) test -timeout 30m $(VMFLAGS) $(VM_TESTS)
 
 .PHONY: test-host
-test-host: build tools bin/probe ## run the same tests on this host: as root, pure cgroup v2
+test-host: build faults bin/probe ## run the same tests on this host: as root, pure cgroup v2
 	ENGINE_TEST_HOST=1 ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -p 1 $(VM_TESTS)
+
+# RUN='TestSoak' takes one proof out of all; ENGINE_FAULTS=sample takes a part of each.
+.PHONY: test-faults
+test-faults: export ENGINE_FAULTS ?= all
+test-faults: build faults $(VM) ## kill, fail and cut everything, for hours: as root, with a cgroup2 mount; RUN=TestSoak for one proof
+	ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -timeout 0 -v -run '$(RUN)' ./integration/faults
 
 .PHONY: bench
 bench: build tools ## measure on this host, side by side with the bare runtimes

@@ -25,18 +25,22 @@ var allowed = map[string]struct {
 	"oci/filtergen":            {[]string{"oci"}, "writes the files that oci embeds; no program links it"},
 	"oci":                      {nil, "pure: the same input gives the same bytes on any machine"},
 	"rootfs":                   {nil, "a leaf: mounts, it knows no run"},
-	"rootfs/image":             {nil, "a leaf: the image store, it mounts nothing"},
+	"rootfs/image/tree":        {nil, "a leaf: writes and reads one directory tree"},
+	"rootfs/image":             {[]string{"rootfs/image/tree"}, "the image store: it mounts nothing and parses nothing foreign"},
+	"rootfs/image/intake":      {[]string{"rootfs/image", "rootfs/image/tree"}, "takes images apart; decompressors must stay out of every start of engine"},
+	"rootfs/image/registry":    {[]string{"rootfs/image/intake", "rootfs/image/tree"}, "the network; it never touches the store"},
+	"rootfs/image/job":         {[]string{"rootfs/image"}, "what engine and engine-image say to each other"},
 	"engine/journal":           {nil, "records hold what their callers say; it knows no run's meaning"},
 	"engine/initwire":          {nil, "the protocol with engine-init and nothing else"},
 	"engine/ociruntime":        {nil, "a runtime starts a bundle; who made it is not its matter"},
 	"engine/ociruntime/inproc": {[]string{"engine/ociruntime"}, "libcontainer needs cgo and must stay out of every other program"},
 	"engine": {
-		[]string{"cgroups", "netns", "netns/egress", "oci", "rootfs", "rootfs/image", "engine/journal", "engine/initwire", "engine/ociruntime"},
+		[]string{"cgroups", "netns", "netns/egress", "oci", "rootfs", "rootfs/image", "rootfs/image/tree", "engine/journal", "engine/initwire", "engine/ociruntime"},
 		"one run from start to finish; it is told its embedded runtime and so needs no cgo",
 	},
 	"engine/spelling":          {nil, "words and nothing else"},
 	"engine/doctor":            {[]string{"cgroups", "rootfs", "engine", "engine/ociruntime"}, "looks at the host as a run would"},
-	"cmd/engine":               {[]string{"cgroups", "engine", "engine/doctor", "engine/journal", "engine/ociruntime", "engine/spelling", "netns", "netns/egress", "oci", "rootfs/image"}, "an edge: words to values and back, no policy"},
+	"cmd/engine":               {[]string{"cgroups", "engine", "engine/doctor", "engine/journal", "engine/ociruntime", "engine/spelling", "netns", "netns/egress", "oci", "rootfs/image", "rootfs/image/job"}, "an edge: words to values and back, no policy"},
 	"capability/jsjson":        {nil, "pure: JavaScript's JSON"},
 	"capability/signed":        {[]string{"capability/jsjson"}, "keys and envelopes, it knows nothing that is signed"},
 	"capability/approval":      {[]string{"capability/jsjson", "capability/signed"}, "what a human agreed to; it runs nothing"},
@@ -50,6 +54,7 @@ var allowed = map[string]struct {
 	"cmd/engine-runner/config": {[]string{"capability", "capability/action", "capability/approval", "capability/audit", "capability/sandbox", "capability/secret", "capability/signed", "capability/workload", "engine", "engine/spelling"}, "the one place that makes a runner of a file"},
 	"cmd/engine-runner":        {[]string{"capability", "capability/action", "capability/approval", "capability/audit", "capability/jsjson", "capability/review", "capability/sandbox", "capability/secret", "capability/signed", "capability/workload", "cmd/engine-runner/config", "engine"}, "an edge: words to values and back, no policy"},
 	"cmd/engine-monitor":       {[]string{"engine", "engine/ociruntime/inproc"}, "the only program that links libcontainer"},
+	"cmd/engine-image":         {[]string{"rootfs/image", "rootfs/image/intake", "rootfs/image/registry", "rootfs/image/job", "rootfs/image/tree"}, "the only program that links a registry's client and decompressors"},
 }
 
 // exempt are folders of tests and tools, which may import what they test.
@@ -122,7 +127,7 @@ func TestImportsOnlyGoDown(t *testing.T) {
 
 // TestOnlyTheMonitorNeedsCgo keeps the command line lean and static.
 func TestOnlyTheMonitorNeedsCgo(t *testing.T) {
-	heavy := []string{"github.com/opencontainers/runc", "net/http", "google.golang.org/grpc", "k8s.io", "cloud.google.com"}
+	heavy := []string{"github.com/opencontainers/runc", "net/http", "google.golang.org/grpc", "k8s.io", "cloud.google.com", "github.com/google/go-containerregistry", "github.com/klauspost/compress", "github.com/ulikunitz/xz"}
 	for _, p := range packages(t) {
 		name, ok := ours(p.ImportPath)
 		if !ok || name != "cmd/engine" {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/direct-oci/engine/oci"
 	"github.com/direct-oci/engine/rootfs"
-	"github.com/direct-oci/engine/rootfs/image"
+	"github.com/direct-oci/engine/rootfs/image/tree"
 )
 
 // Bundle writes the sandbox that a run of req would get as a bundle into the new
@@ -38,6 +38,9 @@ func (h Host) Bundle(ctx context.Context, req Request, dir string) error {
 	if err := h.prepare(); err != nil {
 		return err
 	}
+	if req, err = req.settle(h); err != nil {
+		return err
+	}
 	img, err := openImage(h, req)
 	if err != nil {
 		return err
@@ -55,7 +58,7 @@ func (h Host) Bundle(ctx context.Context, req Request, dir string) error {
 	if err := os.Mkdir(dir, 0o711); err != nil {
 		return Refused("bad_bundle", "cannot make bundle=%s: %w", dir, err).WithFix("name a directory that does not exist yet")
 	}
-	if err := copyMerged(ctx, layer, img.lower, dir); err != nil {
+	if err := copyMerged(ctx, layer, img.lowers, dir); err != nil {
 		return Failed("no_bundle", "cannot copy the root into bundle=%s: %w", dir, err)
 	}
 	if err := oci.WriteBundle(dir, spec); err != nil {
@@ -80,7 +83,7 @@ func bundleIntent(req Request) oci.Intent {
 // copyMerged copies the image with the engine's layer over it to dir/rootfs. It
 // mounts the two for that in a namespace that one thread has to itself and takes
 // with it.
-func copyMerged(ctx context.Context, layer, lower, dir string) error {
+func copyMerged(ctx context.Context, layer string, lowers []string, dir string) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread ends with this goroutine
@@ -95,10 +98,10 @@ func copyMerged(ctx context.Context, layer, lower, dir string) error {
 			if err := os.Mkdir(merged, 0o700); err != nil {
 				return err
 			}
-			if err := rootfs.Mount(layer, []string{lower}, merged); err != nil {
+			if err := rootfs.Mount(layer, lowers, merged); err != nil {
 				return err
 			}
-			err := image.Copy(ctx, merged, filepath.Join(dir, "rootfs"))
+			err := tree.Copy(ctx, merged, filepath.Join(dir, "rootfs"))
 			return errors.Join(err, rootfs.Unmount(merged), os.Remove(merged))
 		}()
 	}()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
+	"strings"
 
 	"github.com/direct-oci/engine/engine/ociruntime"
 	"github.com/direct-oci/engine/rootfs/image"
@@ -54,9 +56,9 @@ func (h Host) ImageDigest(name string) (string, error) {
 
 // imageRoot is the file system that a run starts from.
 type imageRoot struct {
-	info  ImageInfo
-	lower string
-	hold  *os.File // keeps an image from being removed; nil for a directory
+	info   ImageInfo
+	lowers []string // from top to bottom
+	hold   *os.File // keeps an image from being removed; nil for a directory
 }
 
 func (i imageRoot) release() error {
@@ -76,19 +78,70 @@ func openImage(h Host, req Request) (imageRoot, error) {
 		if !info.IsDir() {
 			return imageRoot{}, Refused("bad_root", "cannot use rootfs=%s: it is not a directory", req.Rootfs)
 		}
-		return imageRoot{info: ImageInfo{Ref: req.Rootfs}, lower: req.Rootfs}, nil
+		return imageRoot{info: ImageInfo{Ref: req.Rootfs}, lowers: []string{req.Rootfs}}, nil
 	}
-	img, err := image.Store{Dir: h.imageDir()}.Open(req.Image)
+	img, err := findImage(h, req)
 	if err != nil {
-		return imageRoot{}, Refused("no_image", "%w", err)
+		return imageRoot{}, err
 	}
 	hold, err := img.Hold()
 	if err != nil {
 		return imageRoot{}, Failed("no_image", "%w", err)
 	}
-	if req.ImageDigest != "" && req.ImageDigest != img.Digest {
-		hold.Close()
-		return imageRoot{}, Refused("other_image", "cannot use image=%s: it is %s, and %s was asked for", img.Name, img.Digest, req.ImageDigest)
+	return imageRoot{info: ImageInfo{Ref: req.Image, Digest: &img.Digest}, lowers: img.Lowers, hold: hold}, nil
+}
+
+// findImage opens the image that the request's name stands for; once that is settled,
+// whatever the name comes to stand for later.
+func findImage(h Host, req Request) (image.Image, error) {
+	store := image.Store{Dir: h.imageDir()}
+	var img image.Image
+	var err error
+	if req.ImageID == "" {
+		img, err = store.Open(req.Image)
+	} else {
+		img, err = store.OpenID(req.Image, req.ImageID)
 	}
-	return imageRoot{info: ImageInfo{Ref: img.Name, Digest: &img.Digest}, lower: img.Rootfs, hold: hold}, nil
+	if err != nil {
+		return img, Refused("no_image", "%w", err)
+	}
+	if req.ImageDigest != "" && req.ImageDigest != img.Digest {
+		return img, Refused("other_image", "cannot use image=%s: it is %s, and %s was asked for", img.Name, img.Digest, req.ImageDigest)
+	}
+	if host := "linux/" + runtime.GOARCH; img.Platform != "" && img.Platform != host && !strings.HasPrefix(img.Platform, host+"/") {
+		return img, Refused("no_image", "%w", &image.PlatformError{Image: img.Name, Has: []string{img.Platform}, Want: host})
+	}
+	return img, nil
+}
+
+// settle completes a request from its image: which one the name stands for now, and
+// what the request leaves open. From then on it does not depend on the name.
+func (r Request) settle(h Host) (Request, error) {
+	var c image.Config
+	if r.Image != "" {
+		img, err := findImage(h, r)
+		if err != nil {
+			return r, err
+		}
+		r.Image, r.ImageID, c = img.Name, img.ID(), img.Config
+	}
+	if len(r.Command) == 0 {
+		if r.Command = c.Command(); len(r.Command) == 0 {
+			return r, Refused("bad_command", "cannot run nothing: image=%s names no default command", r.Image).
+				WithFix("write the command after --")
+		}
+	}
+	if r.UID == 0 && r.GID == 0 {
+		r.UID, r.GID = DefaultUID, DefaultUID
+		if uid, gid, ok := c.IDs(); ok {
+			r.UID, r.GID = uid, gid
+		}
+	}
+	if r.Workdir == "" && validateInside("workdir", c.Workdir) == nil {
+		r.Workdir = c.Workdir
+	}
+	if len(c.Env) > 0 {
+		r.Env = environ(c.Env, r.Env)
+	}
+	return r, r.Validate()
 }

@@ -106,25 +106,3 @@ func killGroup(dir string) {
 		return nil
 	})
 }
-
-func killChildren() {
-	tasks, err := filepath.Glob("/proc/self/task/*/children")
-	if err != nil {
-		return
-	}
-	for _, t := range tasks {
-		killPids(t)
-	}
-}
-
-func killPids(file string) {
-	list, err := os.ReadFile(file)
-	if err != nil {
-		return
-	}
-	for _, field := range strings.Fields(string(list)) {
-		if pid, err := strconv.Atoi(field); err == nil {
-			unix.Kill(pid, unix.SIGKILL)
-		}
-	}
-}

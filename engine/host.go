@@ -53,12 +53,18 @@ func (h Host) withDirs() Host {
 }
 
 func (h Host) program(given, name string) (string, error) {
-	if given != "" {
-		if _, err := os.Stat(given); err != nil {
-			return "", Failed("not_installed", "cannot use %s=%s: %w", name, given, err)
-		}
-		return given, nil
+	if given == "" {
+		return Program(name)
 	}
+	if _, err := os.Stat(given); err != nil {
+		return "", Failed("not_installed", "cannot use %s=%s: %w", name, given, err)
+	}
+	return given, nil
+}
+
+// Program finds one of the engine's own programs: beside the running one, or in the
+// system's directories.
+func Program(name string) (string, error) {
 	path, err := ociruntime.Look(name, toolDirs())
 	if err != nil {
 		return "", Failed("not_installed", "cannot find %s beside this program or in the system's directories", name).

@@ -93,13 +93,18 @@ func (sb *sandbox) cpuMask() []byte {
 	return rootfs.CPUMask(first)
 }
 
+// maxEnvSecret is the longest value that becomes a variable: the kernel takes no
+// string of more than 128 KiB, and no program expects one.
+const maxEnvSecret = 32 << 10
+
 // secretEnv splits secrets into environment variables and files. A value of several
 // lines (a key, a certificate) becomes a file of mode 0400, and its variable holds
-// the path, because many programs mangle newlines in their environment.
+// the path, because many programs mangle newlines in their environment. So does a
+// long one.
 func secretEnv(secrets []Secret) (env []string, files []initwire.File) {
 	for _, s := range secrets {
 		value := bytes.TrimSuffix(s.Value, []byte("\n"))
-		if !bytes.ContainsAny(value, "\n\x00") {
+		if len(value) <= maxEnvSecret && !bytes.ContainsAny(value, "\n\x00") {
 			env = append(env, s.Name+"="+string(value))
 			continue
 		}

@@ -35,6 +35,10 @@ func Monitor(embedded ociruntime.Runtime) int {
 
 func monitor(embedded ociruntime.Runtime) error {
 	// A caller that hangs up, or a terminal that goes away, does not end a run.
+	// No core of this process, no debugger and no look into its memory: it sees secrets.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("cannot shield this process: %w", err)
+	}
 	signal.Ignore(unix.SIGPIPE, unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT)
 	control := os.NewFile(controlFD, "control")
 	conn, err := net.FileConn(control)
@@ -50,6 +54,11 @@ func monitor(embedded ociruntime.Runtime) error {
 			return nil // the caller thought better of it
 		}
 		return fmt.Errorf("cannot read the request: %w", err)
+	}
+	if h.Version != Version {
+		refusal := Failed("version_mismatch", "cannot run: engine is version %s and engine-monitor is %s", h.Version, Version).
+			WithFix("install the engine's programs together")
+		return errors.Join(refusal, json.NewEncoder(conn).Encode(message{Done: true, Error: refusal}))
 	}
 	record, err := journal.Adopt(h.Host.StateDir, h.Request.ID, os.NewFile(lockFD, "lock"))
 	if err != nil {

@@ -124,6 +124,7 @@ func (n *network) report(info *NetworkInfo, used *Usage) error {
 		return nil
 	}
 	close(n.stop)
+	closeErr := n.server.Close() // what is still on its way is counted when it ends
 	t, err := n.count()
 	if err == nil {
 		used.RxBytes, used.TxBytes = &t.Rx, &t.Tx
@@ -135,7 +136,7 @@ func (n *network) report(info *NetworkInfo, used *Usage) error {
 	for _, d := range stats.Allowed {
 		info.Allowed = append(info.Allowed, Allowed{d.Host, d.Port, d.Proto, d.Rule, d.Count, d.RxBytes, d.TxBytes})
 	}
-	return errors.Join(err, statsErr, n.server.Close(), n.audit.close())
+	return errors.Join(closeErr, err, statsErr, n.audit.close())
 }
 
 // close gives the namespaces back, and ends what report did not.

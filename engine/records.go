@@ -109,10 +109,11 @@ func (h Host) Load(prefix string) (Record, error) {
 // FillOutput adds to a result what is on record of the output, which may be large.
 // A record that cannot be read is said in the result, which stands otherwise.
 func (h Host) FillOutput(r *Result) {
-	out, err := journal.ReadOutput(h.OutputPath(r.ID))
-	if err != nil && errors.Is(err, fs.ErrNotExist) && r.StdoutBytes+r.StderrBytes == 0 {
-		return // it never came to any
+	counted := r.Reason == nil || *r.Reason != ReasonLost && *r.Reason != ReasonInterrupted
+	if counted && r.StdoutBytes+r.StderrBytes == 0 {
+		return // there was none, and a record of none need not have reached the disk
 	}
+	out, err := journal.ReadOutput(h.OutputPath(r.ID))
 	r.Stdout, r.Stderr = out.Stdout, out.Stderr
 	r.StdoutBytes, r.StderrBytes = out.Totals[0].Written, out.Totals[1].Written
 	r.StdoutTruncated, r.StderrTruncated = out.Totals[0].Truncated(), out.Totals[1].Truncated()

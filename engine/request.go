@@ -14,15 +14,17 @@ type Request struct {
 	Runtime string `json:"runtime"` // auto, embedded, runc, crun or runsc
 
 	// Exactly one of Image and Rootfs names the file system.
-	Image  string `json:"image,omitempty"`  // name of an imported image
+	Image  string `json:"image,omitempty"`  // name of an image in the store
 	Rootfs string `json:"rootfs,omitempty"` // absolute path of a directory on the host
 	// ImageDigest, if not empty, is what Image has to be, or the run is refused.
 	ImageDigest string `json:"imageDigest,omitempty"`
+	// ImageID says which image it was that the name stood for. Start sets it.
+	ImageID string `json:"imageId,omitempty"`
 
-	Command  []string          `json:"command"`            // required; argv, searched on the PATH inside
+	Command  []string          `json:"command"`            // argv, searched on the PATH inside; empty: the image's own
 	Env      []string          `json:"env,omitempty"`      // K=V, added to the engine's own few
-	Workdir  string            `json:"workdir,omitempty"`  // absolute path inside; empty: /workload
-	UID      uint32            `json:"uid"`                // inside, 1..65535
+	Workdir  string            `json:"workdir,omitempty"`  // absolute path inside; empty: the image's, or /workload
+	UID      uint32            `json:"uid"`                // inside, 1..65535; both 0: the image's if it is a number, or DefaultUID
 	GID      uint32            `json:"gid"`                // inside, 1..65535
 	Hostname string            `json:"hostname,omitempty"` // empty: "sandbox"
 	Labels   map[string]string `json:"labels,omitempty"`

@@ -29,7 +29,7 @@ func TestValidateRefusesWithTheRequestsClass(t *testing.T) {
 		{"the host's own root", "bad_root", func(r *Request) { r.Image, r.Rootfs = "", "/../" }},
 		{"a relative directory", "bad_root", func(r *Request) { r.Image, r.Rootfs = "", "root" }},
 		{"a grant without a port", "bad_network", func(r *Request) { r.Egress.Names = []egress.NameRule{{Host: "example.com"}} }},
-		{"no command", "bad_command", func(r *Request) { r.Command = nil }},
+		{"no command, and no image that could name one", "bad_command", func(r *Request) { r.Command, r.Image, r.Rootfs = nil, "", "/srv" }},
 		{"an empty command", "bad_command", func(r *Request) { r.Command = []string{""} }},
 		{"a NUL in an argument", "bad_command", func(r *Request) { r.Command = []string{"a", "b\x00c"} }},
 		{"a command of two megabytes", "bad_command", func(r *Request) { r.Command = []string{strings.Repeat("x", 2<<20)} }},

@@ -26,6 +26,7 @@ const (
 	initGrace  = 10 * time.Second // engine-init's own deadline comes this much after the monitor's
 	emptyBound = 10 * time.Second // from the kill to the last process gone
 	drainBound = 250 * time.Millisecond
+	abortBound = time.Second // from the kill of a runtime's processes to its return
 )
 
 // sandbox is one run in the hands of its monitor. One goroutine owns it, the one
@@ -163,7 +164,7 @@ func (sb *sandbox) mountRoot() error {
 	if err := os.Mkdir(root, 0o711); err != nil {
 		return err
 	}
-	return rootfs.Mount(layer, []string{sb.image.lower}, root)
+	return rootfs.Mount(layer, sb.image.lowers, root)
 }
 
 // mountPoints refuses mounts of the request in places that the root does not have: no
@@ -274,15 +275,37 @@ func (sb *sandbox) start(ctx context.Context, spec *specs.Spec, theirs *os.File)
 		}
 		defer c.Cgroup.Close()
 	}
-	return sb.runtime.Start(ctx, c)
+	return sb.bounded(ctx, c)
+}
+
+// bounded is the runtime's Start, which ends when ctx does, whatever the runtime waits
+// for: the embedded one waits for its child, which may be waiting for it, and does not
+// know of ctx.
+func (sb *sandbox) bounded(ctx context.Context, c ociruntime.Container) error {
+	started := make(chan error, 1)
+	go func() { started <- sb.runtime.Start(ctx, c) }()
+	select {
+	case err := <-started:
+		return err
+	case <-ctx.Done():
+	}
+	sb.group.Kill() // once more at the end, where it is waited for
+	killChildren()
+	select {
+	case err := <-started:
+		return err
+	case <-time.After(abortBound):
+		return ctx.Err() // it ends with this process
+	}
 }
 
 // send gives engine-init the job together with the far ends of the program's
-// streams, of which this process then keeps none. A job that does not arrive is
-// reported by engine-init, or by its end.
+// streams, of which this process then keeps none.
 func (sb *sandbox) send(conn *net.UnixConn, stdin *os.File) {
 	job := sb.job()
-	initwire.Send(conn, job, stdin, sb.outputs.pumps[0].write, sb.outputs.pumps[1].write)
+	if err := initwire.Send(conn, job, stdin, sb.outputs.pumps[0].write, sb.outputs.pumps[1].write); err != nil {
+		sb.guest.unsent <- err
+	}
 	stdin.Close()
 	sb.outputs.closeWriters()
 	sb.outputs.start()
@@ -296,10 +319,11 @@ func (sb *sandbox) send(conn *net.UnixConn, stdin *os.File) {
 type guest struct {
 	conn   *net.UnixConn
 	frames chan initwire.Frame // closed when the sandbox is gone
+	unsent chan error          // why it has no job
 }
 
 func newGuest(conn *net.UnixConn) *guest {
-	g := &guest{conn: conn, frames: make(chan initwire.Frame, 8)}
+	g := &guest{conn: conn, frames: make(chan initwire.Frame, 8), unsent: make(chan error, 1)}
 	go func() {
 		defer close(g.frames)
 		for {

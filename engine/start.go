@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -29,6 +30,7 @@ type Stdio struct {
 
 // hello is the first message on the control socket: all that a monitor knows.
 type hello struct {
+	Version   string            `json:"version"` // of the caller: the two are built together
 	Host      Host              `json:"host"`
 	Hierarchy cgroups.Hierarchy `json:"hierarchy"`
 	Request   Request           `json:"request"`
@@ -75,10 +77,14 @@ type Run struct {
 // record has reached the disk.
 func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio Stdio) (*Run, error) {
 	startedAt := bootNow()
+	total := 0
 	for _, s := range secrets {
 		req.SecretNames = append(req.SecretNames, s.Name)
 		if len(s.Value) > maxSecret {
 			return nil, Refused("bad_secret", "cannot accept secret=%s: more than %d bytes", s.Name, maxSecret)
+		}
+		if total += len(s.Value); total > maxSecrets {
+			return nil, Refused("bad_secret", "cannot accept secrets of more than %d bytes together", maxSecrets)
 		}
 	}
 	if err := req.Validate(); err != nil {
@@ -102,6 +108,9 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 	if err := errors.Join(h.reachable(), h.admit()); err != nil {
 		return nil, AsError(err)
 	}
+	if req, err = req.settle(h); err != nil {
+		return nil, err
+	}
 	hierarchy, err := cgroups.Open(h.CgroupRoot)
 	if err != nil {
 		return nil, Failed("no_cgroup", "%w", err)
@@ -118,7 +127,7 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 		record, err := journal.Create(h.StateDir, req.ID)
 		if err == nil {
 			failpoint("after-reserve")
-			return h.begin(record, hello{h, hierarchy, req, secrets, fileData, plan, startedAt}, stdio)
+			return h.begin(record, hello{Version, h, hierarchy, req, secrets, fileData, plan, startedAt}, stdio)
 		}
 		if !errors.Is(err, journal.ErrExists) {
 			return nil, Failed("no_record", "%w", err)
@@ -265,14 +274,14 @@ func (h Host) join(ctx context.Context, req Request) (*Run, error) {
 		case !r.Created.IsZero():
 			return nil, Refused("exists", "cannot start run=%s: a run of another request has this id", req.ID).
 				WithFix("choose another id, or see engine inspect " + req.ID)
+		case !r.Alive && r.unbegun:
+			if err := h.gcOne(ctx, req.ID); err != nil {
+				return nil, err
+			}
+			return nil, errNeverBegun // or somebody else was quicker, and is looked at next
 		case !r.Alive:
-			err := journal.Forget(h.StateDir, req.ID)
-			if err == nil || errors.Is(err, fs.ErrNotExist) {
-				return nil, errNeverBegun
-			}
-			if !errors.Is(err, journal.ErrAlive) { // else somebody was quicker, and is looked at again
-				return nil, Failed("no_record", "cannot join run=%s: its request cannot be read: %w", req.ID, err).WithFix("see engine inspect " + req.ID + ", and remove it with engine rm")
-			}
+			return nil, Failed("no_record", "cannot join run=%s: its request cannot be read: %s", req.ID, strings.Join(r.Problems, "; ")).
+				WithFix("see engine inspect " + req.ID + ", and remove it with engine rm")
 		}
 		select {
 		case <-tick.C: // its starter is about to write the request

@@ -218,6 +218,19 @@ func (o *outputs) drain(bound time.Duration) bool {
 	return true
 }
 
+// failure is why output is missing on record, of the streams that were read to their end.
+func (o *outputs) failure() error {
+	var errs []error
+	for _, p := range o.pumps {
+		select {
+		case <-p.done:
+			errs = append(errs, p.failed)
+		default:
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // flush waits until the caller has been given everything, until gone is closed, or
 // until limit, which may be nil.
 func (o *outputs) flush(gone <-chan struct{}, limit <-chan time.Time) {

@@ -29,6 +29,7 @@ const (
 	maxFiles   = 4096
 	maxFile    = 32 << 20 // bytes of all files together
 	maxPath    = 1024     // bytes of a file's path
+	maxSecrets = 4 << 20  // of all of them; with the command and the environment they fit into one message
 )
 
 // Runtimes are the names a request may give.
@@ -62,7 +63,7 @@ func (r Request) Validate() error {
 }
 
 func (r Request) validateProgram() error {
-	if len(r.Command) == 0 || r.Command[0] == "" {
+	if len(r.Command) == 0 && r.Image == "" || len(r.Command) > 0 && r.Command[0] == "" {
 		return Refused("bad_command", "cannot accept command=%q: it names no program", r.Command)
 	}
 	size := 0
@@ -111,6 +112,9 @@ func validateInside(what, unsafePath string) error {
 }
 
 func (r Request) validateUser() error {
+	if r.UID == 0 && r.GID == 0 {
+		return nil // the image's, or the default
+	}
 	if r.UID == 0 || r.UID > maxID || r.GID == 0 || r.GID > maxID {
 		return Refused("bad_user", "cannot accept user=%d:%d: want ids from 1 to %d (nothing inside needs root)", r.UID, r.GID, maxID)
 	}

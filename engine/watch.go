@@ -136,6 +136,8 @@ func (sb *sandbox) watch(c *caller) error {
 				sb.stop(ReasonTimeout)
 				return nil
 			}
+		case err := <-sb.guest.unsent:
+			return Failed("no_start", "cannot send the job of run=%s: %w", sb.Request.ID, err)
 		case <-deadline:
 			sb.stop(ReasonTimeout)
 			return nil
@@ -181,6 +183,9 @@ func (sb *sandbox) commandError(f initwire.Frame) error {
 			WithFix("check the name and the image; a script also needs the interpreter in its first line")
 	case f.Stage == initwire.StageExec:
 		fix := "make it executable, built for this machine's architecture"
+		if f.Errno == syscall.E2BIG {
+			fix = "pass less in arguments and environment: the kernel takes 128 KiB in one string"
+		}
 		if f.Errno == syscall.ENOEXEC {
 			fix = "give a script a first line such as #!/bin/sh, or build the program for this machine's architecture"
 		}
@@ -218,7 +223,7 @@ func (sb *sandbox) finish() cgroups.Usage {
 		sb.outputs.start()
 	}
 	sb.outputs.drain(drainBound)
-	if err := sb.output.Close(true); err != nil && sb.end.err == nil {
+	if err := errors.Join(sb.outputs.failure(), sb.output.Close(sb.outputs.total.Load() > 0)); err != nil && sb.end.err == nil {
 		sb.end.err = Failed("no_record", "cannot record the output of run=%s: %w", sb.Request.ID, err)
 	}
 	return usage

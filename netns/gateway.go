@@ -116,7 +116,7 @@ func (g *Gateway) furnish(r routes, s sets, cfg GatewayConfig) error {
 	// A program or a helper of the runtime may send as soon as there is a link.
 	// Holds because: the gateway's end is down until the kernel has said that it holds
 	// the rules, and any error ends the making.
-	// Not covered: -. Checked by: TestNothingPassesDuringSetUp.
+	// Not covered: what the kernel sends by itself. Checked by: TestNothingPassesDuringSetUp.
 	if err := makePair(r.own, int(g.sandbox.Fd()), cfg.MTU); err != nil {
 		return err
 	}

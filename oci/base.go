@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	blockSize   = 65536  // host uids and gids of one run
-	cpuPeriod   = 100000 // microseconds
-	secretsSize = 1 << 20
+	blockSize   = 65536   // host uids and gids of one run
+	cpuPeriod   = 100000  // microseconds
+	secretsSize = 8 << 20 // above all that the engine accepts
 	rlimitSlack = 1 << 20
 
 	defaultHostname = "sandbox"

@@ -12,6 +12,7 @@ import (
 	"github.com/direct-oci/engine/capability/sandbox"
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/rootfs/image"
+	"github.com/direct-oci/engine/rootfs/image/intake"
 )
 
 func write(t testing.TB, dir, name, text string) {
@@ -92,10 +93,13 @@ func TestHazardIsWriteUnlessDeclared(t *testing.T) {
 
 // TestPrepareTakesTheFilesAsTheyAre changes an action after it was loaded.
 func TestPrepareTakesTheFilesAsTheyAre(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it imports an image")
+	}
 	state, dir := t.TempDir(), t.TempDir()
 	write(t, state, "src/bin/sh", "")
-	if _, err := (image.Store{Dir: filepath.Join(state, "images")}).Import(context.Background(), filepath.Join(state, "src"), "box"); err != nil {
-		t.Skip("cannot import an image here: ", err)
+	if _, err := intake.Import(context.Background(), intake.Options{Store: image.Store{Dir: filepath.Join(state, "images")}, Name: "box"}, filepath.Join(state, "src")); err != nil {
+		t.Fatal(err)
 	}
 	write(t, dir, "action.json", strings.Replace(good, `"name"`, `"secrets":{"TOKEN":"to ask"},"name"`, 1))
 	write(t, dir, "main.sh", "echo 1")

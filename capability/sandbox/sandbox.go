@@ -111,7 +111,7 @@ func (p Profile) clamp(ask Limits) engine.Limits {
 
 func (p Profile) request(plan Plan, labels map[string]string) engine.Request {
 	return engine.Request{
-		Runtime: p.Runtime, Image: p.Image, ImageDigest: plan.ImageDigest, Command: plan.Command,
+		Runtime: p.Runtime, Image: p.Image, ImageDigest: plan.ImageDigest, Command: plan.Command, Workdir: "/workload",
 		UID: engine.DefaultUID, GID: engine.DefaultUID, Labels: labels, Egress: plan.Egress,
 		Limits: plan.Limits, BestEffortLimits: p.BestEffortLimits, Files: plan.Files, SecretNames: plan.Secrets,
 	}
@@ -184,7 +184,7 @@ func failure(r engine.Result) error {
 	case r.Reason == nil:
 		return engine.Failed("lost", "cannot tell what became of run=%s", r.ID)
 	case *r.Reason == engine.ReasonLost || *r.Reason == engine.ReasonInterrupted || *r.Reason == engine.ReasonInternal:
-		return engine.Failed(string(*r.Reason), "cannot tell what became of run=%s: it ended %s", r.ID, *r.Reason)
+		return engine.Failed("lost", "cannot tell what became of run=%s: it ended %s", r.ID, *r.Reason)
 	}
 	return nil
 }

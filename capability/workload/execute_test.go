@@ -15,18 +15,22 @@ import (
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/netns/egress"
 	"github.com/direct-oci/engine/rootfs/image"
+	"github.com/direct-oci/engine/rootfs/image/intake"
 )
 
 // execute is the capability with an image that nothing is run in.
 func execute(t testing.TB) Execute {
 	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: it imports an image")
+	}
 	dir := t.TempDir()
 	src := filepath.Join(dir, "src")
 	if err := os.MkdirAll(filepath.Join(src, "bin"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := (image.Store{Dir: filepath.Join(dir, "images")}).Import(context.Background(), src, "box"); err != nil {
-		t.Skip("cannot import an image here: ", err)
+	if _, err := intake.Import(context.Background(), intake.Options{Store: image.Store{Dir: filepath.Join(dir, "images")}, Name: "box"}, src); err != nil {
+		t.Fatal(err)
 	}
 	return Execute{sandbox.Profile{
 		Host: engine.Host{StateDir: dir}, Image: "box", Runtime: "runsc", Max: sandbox.DefaultMax,

@@ -34,6 +34,8 @@ type app struct {
 	quiet  bool
 	detach bool
 	status int // what the program exits with when nothing failed
+
+	failStatus int // what it exits with when something did; 0: the usual one
 }
 
 func newApp(stdin, stdout, stderr *os.File) *app {
@@ -82,6 +84,9 @@ func (a *app) refuse(cmd *cobra.Command, err error) int {
 		if err := a.printJSON(v); err != nil {
 			a.say(err.Error(), "")
 		}
+	}
+	if a.failStatus != 0 {
+		return a.failStatus
 	}
 	return statusRefused
 }
@@ -235,6 +240,17 @@ func flagError(cmd *cobra.Command, err error) error {
 func exactly(n int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) == n {
+			return nil
+		}
+		return engine.Refused("bad_arguments", "cannot accept %d arguments: want %s", len(args), cmd.UseLine())
+	}
+}
+
+// between checks that a command got the arguments that its usage line names, of which
+// the last may be left out.
+func between(least, most int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) >= least && len(args) <= most {
 			return nil
 		}
 		return engine.Refused("bad_arguments", "cannot accept %d arguments: want %s", len(args), cmd.UseLine())

@@ -10,14 +10,15 @@ func (a *app) bundleCommand() *cobra.Command {
 	r := newRequest()
 	var dir string
 	cmd := &cobra.Command{
-		Use:   "bundle [flags] -o DIR [--] COMMAND [ARG...]",
+		Use:   "bundle [flags] -o DIR [--] [COMMAND [ARG...]]",
 		Short: "write the bundle that run would use, and stop",
 		Long: "bundle writes an OCI bundle that another runtime can run by itself: the command in\n" +
 			"place of the engine's own init, the seccomp profile in config.json, and no secrets.",
 		Example: "  engine bundle -o /tmp/bundle --image debian -- sh -c 'echo hello'\n  runc run --bundle /tmp/bundle try",
-		Args:    hasCommand,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r.Command = args
+			if err := r.setCommand(cmd, args); err != nil {
+				return err
+			}
 			return a.bundle(cmd, r, dir)
 		},
 	}

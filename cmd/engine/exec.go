@@ -35,6 +35,7 @@ func (a *app) execCommand() *cobra.Command {
 	flags.SortFlags = false
 	flags.BoolVar(&asIs, "as-is", false, "keep what the bundle says wherever no guarantee is lost by it")
 	r.addLimitFlags(flags)
+	addNetworkFlags(flags, &r.Egress)
 	a.addStartFlags(cmd)
 	return cmd
 }

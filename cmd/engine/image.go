@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -12,37 +11,119 @@ import (
 
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/rootfs/image"
+	"github.com/direct-oci/engine/rootfs/image/job"
 )
 
 func (a *app) imageCommand() *cobra.Command {
-	const noRegistry = "talks to no registry; import a directory or a tar archive"
 	return group("image", "keep the images that programs run in",
-		a.imageImportCommand(), a.imageListCommand(), a.imageRemoveCommand(), a.imageInspectCommand(),
-		absentCommand("pull", noRegistry), absentCommand("prune", "removes images by name only, with engine image rm"))
+		a.imagePullCommand(), a.imageImportCommand(), a.imageListCommand(), a.imageInspectCommand(),
+		a.imageExportCommand(), a.imageRemoveCommand(), a.imagePruneCommand())
 }
 
 func (a *app) images() image.Store {
 	return image.Store{Dir: filepath.Join(a.host.StateDir, "images")}
 }
 
-func (a *app) imageImportCommand() *cobra.Command {
+func (a *app) imagePullCommand() *cobra.Command {
+	j := job.Job{Do: job.Pull}
 	cmd := &cobra.Command{
-		Use:     "import DIR|TAR NAME",
-		Short:   "make an image of a directory or a tar archive",
-		Example: "  engine image import /srv/debian debian\n  engine image import root.tar.zst team/node:20",
-		Args:    exactly(2),
+		Use:   "pull REFERENCE [NAME]",
+		Short: "get an image from a registry",
+		Long: "pull gets an image from a registry: its layers are checked, unpacked and kept, and\n" +
+			"nothing keeps running. NAME is what the store calls it, the reference by default.\n\n" +
+			"Credentials come from docker's config.json, its helpers, or podman's auth.json;\n" +
+			"the proxy variables of the environment are followed.",
+		Example: "  engine image pull node:20\n  engine image pull registry.example:5000/team/app@sha256:... app",
+		Args:    between(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			img, err := a.images().Import(cmd.Context(), args[0], args[1])
-			if err != nil {
-				return imageError(err)
+			if j.Source = args[0]; len(args) == 2 {
+				j.Name = args[1]
 			}
-			if a.json {
-				return a.printJSON(img)
-			}
-			return a.print(fmt.Sprintf("%s  %s  %s\n", img.Name, img.Digest, bytesOf(img.Size)))
+			return a.takeImage(cmd, j)
 		},
 	}
+	flags := cmd.Flags()
+	flags.SortFlags = false
+	addPlatformFlag(cmd, &j)
+	flags.StringVar(&j.AuthFile, "authfile", "", "`FILE` of credentials, as docker login writes it")
+	flags.StringArrayVar(&j.Mirrors, "mirror", nil, "`HOST` to ask before docker.io, or REGISTRY=HOST before another; repeatable")
+	flags.StringVar(&j.CAFile, "ca-file", "", "`FILE` of certificates to trust besides the system's")
+	flags.StringArrayVar(&j.PlainHTTP, "plain-http", nil, "`HOST` to speak to without encryption; repeatable")
+	flags.StringArrayVar(&j.TokenHosts, "token-host", nil, "`HOST` of another domain that the registry may send its credentials to; repeatable")
+	a.addImageOutputFlags(cmd)
+	return cmd
+}
+
+func addPlatformFlag(cmd *cobra.Command, j *job.Job) {
+	cmd.Flags().StringVar(&j.Platform, "platform", "", "`OS/ARCH` of the image, as in linux/arm64 (default this host's)")
+}
+
+func (a *app) addImageOutputFlags(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&a.json, "json", false, "print the image as JSON")
+	cmd.Flags().BoolVar(&a.quiet, "quiet", false, "show no progress on a terminal")
+}
+
+func (a *app) imageImportCommand() *cobra.Command {
+	j := job.Job{Do: job.Import}
+	cmd := &cobra.Command{
+		Use:   "import SOURCE NAME",
+		Short: "make an image of a directory or an archive",
+		Long: "import makes an image of a directory, a tar archive of one (plain, gzip, zstd or\n" +
+			"xz), an OCI layout, which may be a directory or an archive, or what docker save\n" +
+			"wrote. SOURCE - is an archive on standard input.",
+		Example: "  engine image import /srv/debian debian\n  engine image import root.tar.zst team/node:20\n" +
+			"  docker save app | engine image import - app",
+		Args: exactly(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			j.Source, j.Name = args[0], args[1]
+			return a.takeImage(cmd, j)
+		},
+	}
+	cmd.Flags().SortFlags = false
+	addPlatformFlag(cmd, &j)
+	cmd.Flags().StringVar(&j.Ref, "ref", "", "`NAME` of one image, where SOURCE has several")
+	a.addImageOutputFlags(cmd)
+	return cmd
+}
+
+// takeImage lets engine-image bring an image into the store, and says which.
+func (a *app) takeImage(cmd *cobra.Command, j job.Job) error {
+	answer, err := a.imageJob(cmd.Context(), j)
+	if err != nil {
+		return err
+	}
+	img := *answer.Image
+	if a.json {
+		return a.printJSON(img)
+	}
+	return a.print(fmt.Sprintf("%s  %s  %s\n", img.Name, img.Digest, bytesOf(img.Size)))
+}
+
+func (a *app) imageExportCommand() *cobra.Command {
+	j := job.Job{Do: job.Export}
+	cmd := &cobra.Command{
+		Use:   "export NAME -o FILE",
+		Short: "write an image to an archive that other tools read",
+		Long: "export writes an archive that is an OCI layout and one of docker save at once. It\n" +
+			"holds what the store keeps of the image, so its digest is not the one that was pulled.",
+		Example: "  engine image export node:20 -o node.tar\n  skopeo inspect oci-archive:node.tar",
+		Args:    exactly(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if j.Name = args[0]; j.Output == "" {
+				return engine.Refused("bad_arguments", "cannot export to nowhere: want %s", cmd.UseLine())
+			}
+			answer, err := a.imageJob(cmd.Context(), j)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(map[string]string{"output": j.Output, "digest": answer.Digest})
+			}
+			return a.print(answer.Digest + "\n")
+		},
+	}
+	cmd.Flags().StringVarP(&j.Output, "output", "o", "", "`FILE` to write")
+	cmd.Flags().BoolVar(&a.json, "json", false, "print the file and the digest as JSON")
 	return cmd
 }
 
@@ -72,10 +153,10 @@ func (a *app) imageListCommand() *cobra.Command {
 func imageTable(images []image.Image, now time.Time) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NAME\tDIGEST\tSIZE\tAGE\tSOURCE")
+	fmt.Fprintln(w, "NAME\tDIGEST\tSIZE\tSHARED\tAGE\tSOURCE")
 	for _, img := range images {
 		digest := img.Digest[:min(len(img.Digest), len("sha256:")+12)]
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", cell(img.Name), cell(digest), bytesOf(img.Size), age(now.Sub(img.Created)), cell(img.Source))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", cell(img.Name), cell(digest), bytesOf(img.Size), bytesOf(img.Shared), age(now.Sub(img.Created)), cell(img.Source))
 	}
 	w.Flush() // into memory
 	return b.String()
@@ -102,9 +183,39 @@ func (a *app) imageRemoveCommand() *cobra.Command {
 		Short: "delete images that no run uses",
 		Args:  atLeastOne,
 		RunE: func(_ *cobra.Command, args []string) error {
-			return a.each(args, func(name string) error { return imageError(a.images().Remove(name)) })
+			return a.each(args, func(name string) error {
+				_, err := a.images().Remove(name)
+				return imageError(err)
+			})
 		},
 	}
+}
+
+func (a *app) imagePruneCommand() *cobra.Command {
+	all := false
+	cmd := &cobra.Command{
+		Use:   "prune",
+		Short: "delete what no image needs any more, and what killed imports left",
+		Args:  exactly(0),
+		RunE: func(*cobra.Command, []string) error {
+			freed, err := a.images().Prune(all)
+			if err != nil {
+				return imageError(err)
+			}
+			if a.json {
+				return a.printJSON(freed)
+			}
+			var b strings.Builder
+			for _, name := range freed.Names {
+				fmt.Fprintln(&b, name)
+			}
+			fmt.Fprintf(&b, "%d images, %d layers, %s\n", freed.Images, freed.Layers, bytesOf(freed.Bytes))
+			return a.print(b.String())
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "also the images that have a name and that no run uses")
+	cmd.Flags().BoolVar(&a.json, "json", false, "print what was deleted as JSON")
+	return cmd
 }
 
 func (a *app) imageInspectCommand() *cobra.Command {
@@ -120,29 +231,4 @@ func (a *app) imageInspectCommand() *cobra.Command {
 			return a.printIndented(img)
 		},
 	}
-}
-
-// imageError says whose turn it is: the caller's where the store knows what is
-// wrong with what it was given.
-func imageError(err error) error {
-	var (
-		name   *image.NameError
-		exists *image.ExistsError
-		none   *image.NotFoundError
-		held   *image.HeldError
-		source *image.SourceError
-		entry  *image.EntryError
-		limit  *image.LimitError
-		arch   *image.ArchError
-	)
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &none):
-		return engine.Refused("not_found", "%w", err)
-	case errors.As(err, &name), errors.As(err, &exists), errors.As(err, &held), errors.As(err, &source),
-		errors.As(err, &entry), errors.As(err, &limit), errors.As(err, &arch):
-		return engine.Refused("bad_image", "%w", err)
-	}
-	return engine.Failed("image_store", "%w", err)
 }

@@ -28,20 +28,18 @@ type request struct {
 func newRequest() *request {
 	return &request{Request: engine.Request{
 		Runtime: "auto",
-		UID:     engine.DefaultUID,
-		GID:     engine.DefaultUID,
 		Limits:  engine.DefaultLimits(),
 	}}
 }
 
 // addProgramFlags defines the flags that say what to run. A bundle says it itself.
 func (r *request) addProgramFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&r.Image, "image", "", "`NAME` of the imported image to run in, see engine image")
+	flags.StringVar(&r.Image, "image", "", "`NAME` of the image to run in, see engine image")
 	flags.StringVar(&r.Rootfs, "rootfs", "", "`DIR` to run in instead of an image, seen read-only")
 	pairFlag(flags, "env", "K=V", "environment variable of the program; repeatable", r.addEnv)
-	flags.Var(&value{typ: "UID[:GID]", def: fmt.Sprintf("%d:%d", r.UID, r.GID), set: r.setUser},
-		"user", "who the program is inside, by number")
-	flags.StringVar(&r.Workdir, "workdir", "", "`DIR` inside where the program starts (default /workload)")
+	flags.Var(&value{typ: "UID[:GID]", set: r.setUser},
+		"user", fmt.Sprintf("who the program is inside, by number (default the image's if it is a number, or %d)", engine.DefaultUID))
+	flags.StringVar(&r.Workdir, "workdir", "", "`DIR` inside where the program starts (default the image's, or /workload)")
 	addNetworkFlags(flags, &r.Egress)
 	later(flags, "workspace", "DIR", "this version brings no workspace into a sandbox")
 	later(flags, "apply", "", "this version brings no workspace into a sandbox").NoOptDefVal = "true"

@@ -14,10 +14,11 @@ import (
 func (a *app) runCommand() *cobra.Command {
 	r := newRequest()
 	cmd := &cobra.Command{
-		Use:   "run [flags] [--] COMMAND [ARG...]",
+		Use:   "run [flags] [--] [COMMAND [ARG...]]",
 		Short: "run one command in a fresh sandbox",
 		Long: "run starts one command in a fresh sandbox, passes its standard streams through,\n" +
-			"and exits as it did. With --json it prints the result instead.\n\n" +
+			"and exits as it did. With --json it prints the result instead. Without COMMAND\n" +
+			"it starts what the image names.\n\n" +
 			"Exit status: the command's own; 124 at the deadline; 130 cancelled; 137 out of\n" +
 			"memory; 153 too much output; 128+n ended by signal n; 126 or 127 when the command\n" +
 			"cannot be run or is not found; 125 when the request was refused or the engine failed.\n\n" +
@@ -26,9 +27,10 @@ func (a *app) runCommand() *cobra.Command {
 		Example: "  engine run --image debian -- sh -c 'echo hello'\n" +
 			"  engine run --rootfs /srv/root --memory 64MiB --timeout 5s --json -- python3 job.py",
 		Annotations: map[string]string{printsResult: "yes"},
-		Args:        hasCommand,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r.Command = args
+			if err := r.setCommand(cmd, args); err != nil {
+				return err
+			}
 			return a.run(cmd.Context(), r)
 		},
 	}
@@ -41,9 +43,10 @@ func (a *app) runCommand() *cobra.Command {
 	return cmd
 }
 
-// hasCommand checks that there is something to run.
-func hasCommand(cmd *cobra.Command, args []string) error {
-	if len(args) > 0 {
+// setCommand takes what there is to run. Only an image may name it itself.
+func (r *request) setCommand(cmd *cobra.Command, args []string) error {
+	r.Command = args
+	if len(args) > 0 || r.Image != "" {
 		return nil
 	}
 	return engine.Refused("bad_command", "cannot %s nothing: want %s", cmd.Name(), cmd.UseLine())

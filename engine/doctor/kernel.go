@@ -138,7 +138,7 @@ func (h host) control() []Finding {
 		{"cpu", "cpus", Fail, "without it one run can take every processor"},
 		{"pids", "pids", Fail, "without it a fork bomb takes the host down"},
 		{"io", "", Warn, "without it the bytes read from and written to disks are not reported"},
-		{"cpuset", "", Warn, "without it a program sees all processors, not its share"},
+		{"cpuset", "", Warn, "without it gVisor sizes itself for all processors, not for the share of the run"},
 	} {
 		f := Finding{Name: "cgroup2 " + c.controller, Status: OK, Found: "enabled", Why: c.why}
 		if !slices.Contains(hierarchy.Controllers, c.controller) {

@@ -65,9 +65,9 @@ const (
 	newPrefix = ".new-"
 	oldPrefix = ".old-"
 
-	// newGrace is how old an unlocked directory being made must be before it
-	// counts as left by a crash. Its maker locks it within microseconds.
-	newGrace = 5 * time.Second
+	// makersBound is how long Sweep waits for those who are between making a
+	// directory and locking it, which takes microseconds.
+	makersBound = 200 * time.Millisecond
 )
 
 // Run is one run's directory, and its lock if this process is an owner.
@@ -109,35 +109,48 @@ func Create(stateDir, id string) (*Run, error) {
 	if err := makeRuns(stateDir); err != nil {
 		return nil, fmt.Errorf("cannot create run %s: %w", id, err)
 	}
-	tmp := filepath.Join(stateDir, "runs", newPrefix+id+"-"+NewID())
-	if err := os.Mkdir(tmp, 0o700); err != nil {
-		return nil, fmt.Errorf("cannot create run %s: %w", id, err)
-	}
 	r := &Run{id: id, dir: RunDir(stateDir, id)}
-	err := r.publish(tmp)
+	tmp, err := r.make()
+	if err == nil {
+		err = r.publish(tmp)
+	}
 	if err == nil {
 		return r, nil
 	}
 	r.Close()
-	if rmErr := os.RemoveAll(tmp); rmErr != nil {
-		err = errors.Join(err, rmErr)
+	if tmp != "" {
+		err = errors.Join(err, os.RemoveAll(tmp))
 	}
 	return nil, fmt.Errorf("cannot create run %s: %w", id, err)
 }
 
-// publish locks the run while it is still hidden, then gives it its name.
-func (r *Run) publish(tmp string) error {
-	lock, err := os.OpenFile(filepath.Join(tmp, lockName), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+// make makes the run's directory under a name that hides it, and locks it. Until it is
+// locked, runs itself is, so that Sweep does not take it for a dead maker's.
+func (r *Run) make() (tmp string, err error) {
+	runs, err := os.Open(filepath.Dir(r.dir))
 	if err != nil {
-		return err
+		return "", err
 	}
-	r.lock = lock
-	if err := flock(lock, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return err
+	defer runs.Close()
+	if err := flock(runs, unix.LOCK_SH); err != nil {
+		return "", err
 	}
+	tmp = filepath.Join(runs.Name(), newPrefix+r.id+"-"+NewID())
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		return "", err
+	}
+	r.lock, err = os.OpenFile(filepath.Join(tmp, lockName), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return tmp, err
+	}
+	return tmp, flock(r.lock, unix.LOCK_EX|unix.LOCK_NB)
+}
+
+// publish gives the run, which is hidden and locked, its name.
+func (r *Run) publish(tmp string) error {
 	// A run's directory is never empty, so plain rename refuses to replace it
 	// as well, on a file system that does not know the flag.
-	err = unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, r.dir, unix.RENAME_NOREPLACE)
+	err := unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, r.dir, unix.RENAME_NOREPLACE)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) {
 		err = unix.Rename(tmp, r.dir)
 	}
@@ -293,20 +306,6 @@ func Remove(stateDir, id string) error {
 	return r.Remove()
 }
 
-// Forget is Remove for a run of which nothing is on record but its name. It returns
-// fs.ErrExist, wrapped, if there is more.
-func Forget(stateDir, id string) error {
-	r, err := Claim(stateDir, id)
-	if err != nil {
-		return err
-	}
-	defer r.Close()
-	if last, problems := r.Last(); last != "" || len(problems) > 0 {
-		return errors.Join(append([]error{fmt.Errorf("cannot forget run %s: %w", id, fs.ErrExist)}, problems...)...)
-	}
-	return r.Remove()
-}
-
 // Remove deletes everything on record about the run, as the function Remove does.
 //
 // Preconditions: this process holds the lock.
@@ -326,37 +325,63 @@ func (r *Run) Remove() error {
 // returns the names of what it deleted, or would delete without dryRun.
 func Sweep(stateDir string, dryRun bool) ([]string, error) {
 	runs := filepath.Join(stateDir, "runs")
-	entries, err := readDir(runs)
+	left, err := abandoned(runs)
 	if err != nil {
 		return nil, fmt.Errorf("cannot sweep %s: %w", runs, err)
 	}
+	if dryRun {
+		return left, nil
+	}
 	var swept []string
 	var errs []error
-	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), oldPrefix) && !abandoned(runs, e) {
+	for _, name := range left {
+		if err := os.RemoveAll(filepath.Join(runs, name)); err != nil {
+			errs = append(errs, err)
 			continue
 		}
-		if !dryRun {
-			if err := os.RemoveAll(filepath.Join(runs, e.Name())); err != nil {
-				errs = append(errs, err)
-				continue
-			}
-		}
-		swept = append(swept, e.Name())
+		swept = append(swept, name)
 	}
 	return swept, errors.Join(errs...)
 }
 
-// abandoned says whether e is a run whose maker died before naming it.
-func abandoned(runs string, e fs.DirEntry) bool {
-	if !strings.HasPrefix(e.Name(), newPrefix) {
-		return false
+// abandoned are the names in runs of what nobody is creating, and of what is being
+// removed: that may be done twice.
+func abandoned(runs string) ([]string, error) {
+	dir, err := os.Open(runs)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	info, err := e.Info()
-	if err != nil || time.Since(info.ModTime()) < newGrace {
-		return false
+	if err != nil {
+		return nil, err
 	}
-	lock, err := os.Open(filepath.Join(runs, e.Name(), lockName))
+	defer dir.Close()
+	for deadline := time.Now().Add(makersBound); ; time.Sleep(time.Millisecond) {
+		err = flock(dir, unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, ErrAlive) || time.Now().After(deadline) {
+			break
+		}
+	}
+	makers := errors.Is(err, ErrAlive) // one that was stopped there, say
+	if err != nil && !makers {
+		return nil, err
+	}
+	entries, err := os.ReadDir(runs)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		half := strings.HasPrefix(e.Name(), newPrefix) && !makers && unlocked(filepath.Join(runs, e.Name(), lockName))
+		if half || strings.HasPrefix(e.Name(), oldPrefix) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// unlocked reports whether nobody holds the lock at path, or it was never made.
+func unlocked(path string) bool {
+	lock, err := os.Open(path)
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist)
 	}

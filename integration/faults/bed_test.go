@@ -32,7 +32,6 @@ func scope(t testing.TB) string {
 	if s == "" {
 		t.Skip("takes long, as root: run it with make test-faults, or a sample with make test-vm")
 	}
-	testenv.RequireRoot(t)
 	return s
 }
 
@@ -51,6 +50,7 @@ type bed struct {
 // program to be found under it; the others are the usual ones.
 func newBed(t testing.TB, programs ...string) *bed {
 	t.Helper()
+	testenv.RequireRoot(t)
 	dir, err := os.MkdirTemp("", "faults-")
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +135,7 @@ func patience() time.Duration {
 	if testenv.InVM() {
 		return testenv.Patience
 	}
-	return 40 * time.Second
+	return 110 * time.Second // more than the engine waits for a sandbox to be ready
 }
 
 // command is engine with the bed's directories.
@@ -196,6 +196,9 @@ func (b *bed) record(id string) *engine.Record {
 	}
 	if err != nil {
 		b.t.Fatalf("cannot load run %s: %v", id, err)
+	}
+	if r.Result != nil {
+		b.host().FillOutput(r.Result)
 	}
 	return &r
 }

@@ -45,17 +45,19 @@ type cell struct {
 	step
 	target   string
 	recorded bool // the result is on record by then
+	begun    bool // the request is on record by then
 }
 
 // cells are all the kills that make a difference.
 func cells(steps []step) []cell {
 	var all []cell
 	at := slices.IndexFunc(steps, func(s step) bool { return s.point == "after-record" })
+	intent := slices.IndexFunc(steps, func(s step) bool { return s.point == "after-intent" })
 	for i, s := range steps {
 		recorded := i >= at && !strings.Contains(s.point, "-note-")
 		for _, target := range []string{"caller", "monitor", "sandbox"} {
 			if s.who == "monitor" || target == "caller" {
-				all = append(all, cell{s, target, recorded})
+				all = append(all, cell{s, target, recorded, i >= intent || s.who == "monitor"})
 			}
 		}
 	}
@@ -150,7 +152,7 @@ func tokens(output string) []string {
 func (b *bed) judge(c cell, first outcome, r *engine.Record) {
 	b.t.Helper()
 	if r == nil {
-		if c.target != "caller" || !slices.Contains([]string{"before-reserve", "after-reserve", "before-spawn", "before-intent"}, c.point) {
+		if c.begun {
 			b.t.Errorf("no record is left\n%s", first)
 		}
 		return

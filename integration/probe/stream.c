@@ -95,16 +95,17 @@ int secret(int argc, char **argv)
 	return 0;
 }
 
-/* order N writes N numbered lines, to stdout and stderr in turn. */
+/* order N MS writes N numbered lines, to stdout and stderr in turn, so far apart. */
 int order(int argc, char **argv)
 {
 	long long n = number(argc > 0 ? argv[0] : NULL);
+	useconds_t gap = (useconds_t)number(argc > 1 ? argv[1] : NULL) * 1000;
 	for (long long i = 0; i < n; i++) {
 		char line[32];
 		int size = snprintf(line, sizeof line, "line %lld\n", i);
 		if (put(i % 2 ? 2 : 1, line, (size_t)size))
 			return 3;
-		usleep(20000);
+		usleep(gap);
 	}
 	return 0;
 }

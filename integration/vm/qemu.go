@@ -55,8 +55,12 @@ func (s spec) args() []string {
 		"-chardev", fmt.Sprintf("socket,id=port,fd=%d", portFD), "-device", "virtserialport,chardev=port,name=" + wire.Port,
 	}
 	for _, d := range s.drives {
+		mode := "cache=unsafe,snapshot=on"
+		if d.Keep {
+			mode = "cache=writeback"
+		}
 		args = append(args,
-			"-drive", "if=none,id="+d.serial+",format=raw,cache=unsafe,snapshot=on,file.locking=off,file="+strings.ReplaceAll(d.Image, ",", ",,"),
+			"-drive", "if=none,id="+d.serial+",format=raw,"+mode+",file.locking=off,file="+strings.ReplaceAll(d.Image, ",", ",,"),
 			"-device", "virtio-blk-pci,drive="+d.serial+",serial="+d.serial)
 	}
 	return args

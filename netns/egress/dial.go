@@ -18,6 +18,7 @@ type Resolver func(ctx context.Context, name string) ([]netip.Addr, error)
 const (
 	resolveTimeout = 10 * time.Second
 	dialTimeout    = 10 * time.Second // of one address
+	allTimeout     = 30 * time.Second // of all addresses, with their look-up
 	maxAnswers     = 32               // addresses of one name that are looked at
 
 	cacheAge  = 10 * time.Second
@@ -80,6 +81,8 @@ func (e *deniedError) Error() string { return "denied: " + e.decision.Why }
 // record when it returns; a *deniedError holds one that was against. The traffic is
 // where the connection's bytes are counted.
 func (s *Server) dialAllowed(ctx context.Context, t target) (net.Conn, *traffic, error) {
+	ctx, cancel := context.WithTimeout(ctx, allTimeout)
+	defer cancel()
 	r := s.rules.Load()
 	d := r.decide(t, s.own)
 	if !d.Allowed {

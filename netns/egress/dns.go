@@ -98,7 +98,7 @@ func parseQuery(msg []byte) (q query, rcode dnsmessage.RCode, ok bool) {
 	}
 	for {
 		rh, err := p.AdditionalHeader()
-		if err == dnsmessage.ErrSectionDone {
+		if errors.Is(err, dnsmessage.ErrSectionDone) {
 			return q, 0, true
 		}
 		if err != nil || rh.Type == dnsmessage.TypeOPT && q.edns || p.SkipAdditional() != nil {

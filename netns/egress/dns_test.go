@@ -25,8 +25,9 @@ func (quietGateway) Listen(network, _ string) (net.Listener, error) {
 func (quietGateway) ListenPacket(network, _ string) (net.PacketConn, error) {
 	return net.ListenPacket(network, "127.0.0.1:0")
 }
-func (quietGateway) SetPolicy(netns.Policy) error      { return nil }
-func (quietGateway) Refused() ([]netns.Refused, error) { return nil, nil }
+func (quietGateway) SetPolicy(netns.Policy) error             { return nil }
+func (quietGateway) Refused() ([]netns.Refused, error)        { return nil, nil }
+func (quietGateway) RefuseDatagram(_, _ netip.AddrPort) error { return nil }
 
 // decisions is a Sink that remembers.
 type decisions struct {

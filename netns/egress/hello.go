@@ -7,7 +7,7 @@ import (
 
 // A ClientHello's limits. Larger ones are refused: nobody sends them.
 const (
-	maxHello      = 64 << 10
+	maxHello      = 32 << 10
 	recordHeader  = 5
 	handshakeType = 22
 )

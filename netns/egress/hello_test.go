@@ -42,7 +42,7 @@ func TestHelloName(t *testing.T) {
 		t.Fatalf("helloName = %q, %v", name, err)
 	}
 	for n := range len(hello) {
-		if _, err := helloName(hello[:n]); err != errMore {
+		if _, err := helloName(hello[:n]); !errors.Is(err, errMore) {
 			t.Fatalf("helloName of the first %d bytes: %v, want %v", n, err, errMore)
 		}
 	}
@@ -62,7 +62,7 @@ func TestHelloName(t *testing.T) {
 	}
 	twice := bytes.Replace(hello, []byte("example.com"), []byte("example.com"), 1)
 	twice[5] = 2 // a ServerHello
-	if _, err := helloName(twice); err != errNotHello {
+	if _, err := helloName(twice); !errors.Is(err, errNotHello) {
 		t.Errorf("another message: %v", err)
 	}
 }
@@ -94,7 +94,7 @@ func TestHelloWithMoreThanOneReading(t *testing.T) {
 		"cut short":           {0, 0, 0, 8, 0, 6, 0, 0, 9, 'a', '.', 'b'},
 	}
 	for what, ext := range tests {
-		if name, err := helloName(extensions(ext...)); err != errNotHello {
+		if name, err := helloName(extensions(ext...)); !errors.Is(err, errNotHello) {
 			t.Errorf("%s: %q, %v", what, name, err)
 		}
 	}
@@ -106,7 +106,7 @@ func FuzzHelloName(f *testing.F) {
 	f.Add([]byte{22, 3, 1, 0, 1, 1})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		name, err := helloName(b)
-		if err == errMore {
+		if errors.Is(err, errMore) {
 			return
 		}
 		// more bytes must not change what has been read

@@ -201,7 +201,7 @@ func (c *chunkedReader) Read(b []byte) (int, error) {
 			err = errChunk
 		}
 	}
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		err = io.ErrUnexpectedEOF
 	}
 	return n, err
@@ -240,7 +240,7 @@ func (c *chunkedReader) next() error {
 // line returns a line without its end, which must be CR LF.
 func (c *chunkedReader) line() ([]byte, error) {
 	line, err := c.r.ReadSlice('\n')
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		return nil, io.ErrUnexpectedEOF
 	}
 	if err != nil {

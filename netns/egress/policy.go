@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -35,8 +36,8 @@ type CIDRRule struct {
 // Limits bounds the traffic of one run. A zero field takes its default; for the
 // bytes and Total, that is no bound.
 type Limits struct {
-	Connections  int           `json:"connections,omitempty"`  // open at once, tcp and udp together; 256
-	PerSecond    int           `json:"perSecond,omitempty"`    // new connections; 200
+	Connections  int           `json:"connections,omitempty"`  // open at once; as many udp flows, of which the longest silent gives way; 256
+	PerSecond    int           `json:"perSecond,omitempty"`    // new connections and flows; 1000
 	SendBytes    int64         `json:"sendBytes,omitempty"`    // out of the sandbox, all connections together
 	ReceiveBytes int64         `json:"receiveBytes,omitempty"` // into the sandbox, all connections together
 	Idle         time.Duration `json:"idle,omitempty"`         // nanoseconds without a byte either way; 10 minutes
@@ -45,7 +46,7 @@ type Limits struct {
 
 const (
 	defaultConnections = 256
-	defaultPerSecond   = 200
+	defaultPerSecond   = 1000
 	defaultIdle        = 10 * time.Minute
 
 	maxConnections = 4096
@@ -212,9 +213,11 @@ func ParseAllowCIDR(s string) (CIDRRule, error) {
 	}
 	rule.Prefix = prefix
 	if err := rule.check(); err != nil {
-		e := err.(*PolicyError)
-		e.Value = strconv.QuoteToASCII(s)
-		return CIDRRule{}, e
+		var e *PolicyError
+		if errors.As(err, &e) {
+			e.Value = strconv.QuoteToASCII(s)
+		}
+		return CIDRRule{}, err
 	}
 	return rule, nil
 }

@@ -18,7 +18,7 @@ const askTimeout = 10 * time.Second
 // serveProxy serves one request of a client that knows it talks to a proxy: SOCKS5
 // or HTTP, by the first byte. The connection ends with it.
 func (s *Server) serveProxy(sess *session, c net.Conn) {
-	c.SetDeadline(time.Now().Add(askTimeout))
+	c.SetDeadline(time.Now().Add(min(askTimeout, s.rules.Load().policy.Limits.Idle)))
 	r := bufio.NewReaderSize(c, 4<<10)
 	first, err := r.Peek(1)
 	switch {
@@ -73,11 +73,11 @@ func readHead(r *bufio.Reader) (head, error) {
 	for {
 		line, err := r.ReadSlice('\n')
 		b = append(b, line...)
-		if err != nil && err != bufio.ErrBufferFull {
+		if err != nil && !errors.Is(err, bufio.ErrBufferFull) {
 			return head{}, err
 		}
 		h, _, err := parseHead(b)
-		if err != errMore {
+		if !errors.Is(err, errMore) {
 			return h, err
 		}
 	}
@@ -201,7 +201,8 @@ func (s *Server) exchange(sess *session, h head, request []byte, r *bufio.Reader
 	case h.length < 0:
 		err = out.copyBody(&chunkedReader{r: r}, -1, true)
 	}
-	if err != nil {
+	var op *net.OpError
+	if err != nil && !(errors.As(err, &op) && op.Op == "write") { // a server may answer before it has read all
 		sess.kill()
 	}
 	<-done
@@ -230,11 +231,11 @@ func (p *pump) copyBody(body io.Reader, size int64, chunked bool) error {
 		}
 		sent += int64(n)
 		switch {
-		case err == io.EOF && size >= 0 && sent != size:
+		case errors.Is(err, io.EOF) && size >= 0 && sent != size:
 			return io.ErrUnexpectedEOF
-		case err == io.EOF && chunked:
+		case errors.Is(err, io.EOF) && chunked:
 			return p.write([]byte("0\r\n\r\n"))
-		case err == io.EOF || sent == size:
+		case errors.Is(err, io.EOF) || sent == size:
 			return nil
 		case err != nil:
 			return err
@@ -268,7 +269,7 @@ func denialText(d Decision) string {
 	fmt.Fprintf(&b, "Denied by this sandbox's egress policy (%s): %s.\n", d.Rule, d.Why)
 	if a := advice(d); a != "" {
 		fmt.Fprintf(&b, "To reach it, ask whoever starts the run to add: %s\n", a)
-	} else {
+	} else if d.Rule == "metadata" || d.Rule == "special" {
 		b.WriteString("No setting opens it.\n")
 	}
 	b.WriteString("The proxy works. Do not retry or go round it: the answer is the same until the policy changes.\n")

@@ -23,6 +23,7 @@ type Gateway interface {
 	ListenPacket(network, address string) (net.PacketConn, error)
 	SetPolicy(netns.Policy) error
 	Refused() ([]netns.Refused, error)
+	RefuseDatagram(from, to netip.AddrPort) error
 }
 
 // ProxyPort is where the gateway speaks CONNECT, plain HTTP and SOCKS5.
@@ -62,6 +63,7 @@ type Server struct {
 	closed   bool
 	sockets  []io.Closer
 	sessions map[*session]struct{}
+	open     map[string]int // sessions by protocol
 	flows    map[flow]*udpFlow
 
 	refused  sync.Mutex // guards what follows
@@ -80,6 +82,7 @@ func Serve(c Config) (*Server, error) {
 		ledger:   newLedger(c.Sink),
 		lookups:  make(chan struct{}, maxLookups),
 		sessions: map[*session]struct{}{},
+		open:     map[string]int{},
 		flows:    map[flow]*udpFlow{},
 		reported: map[refusal]int64{},
 	}
@@ -225,8 +228,16 @@ func (p Policy) Kernel() netns.Policy {
 // it is explained.
 func (p Policy) KernelLimits() netns.Limits {
 	l := p.Limits.withDefaults()
-	return netns.Limits{Connections: l.Connections + 64, ConnectionsPerSec: 2 * l.PerSecond}
+	connections := l.Connections + 64
+	if p.Internet || slices.ContainsFunc(p.CIDRs, func(c CIDRRule) bool { return c.Proto == "udp" }) {
+		connections += trackedFlows
+	}
+	return netns.Limits{Connections: connections, ConnectionsPerSec: 2 * l.PerSecond}
 }
+
+// trackedFlows is room for udp flows that are over: the kernel counts one for up to two
+// minutes after its last datagram, and a program may use one for each question.
+const trackedFlows = 16 << 10
 
 // recheck closes the sessions that the rules in force do not allow.
 func (s *Server) recheck() {

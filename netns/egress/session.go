@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -9,7 +10,8 @@ import (
 
 // session is one connection of the sandbox, with what it led to.
 type session struct {
-	s *Server
+	s     *Server
+	proto string
 
 	mu     sync.Mutex // guards what follows
 	client net.Conn
@@ -19,15 +21,17 @@ type session struct {
 	timer  *time.Timer // of Limits.Total
 }
 
-// begin admits a connection, or returns nil when a limit or Close forbids it.
-func (s *Server) begin(c net.Conn) *session {
-	sess := &session{s: s, client: c}
+// begin admits a session of at most so many of its protocol, or returns nil when a
+// limit or Close forbids it. c is the sandbox's end, if there is one already.
+func (s *Server) begin(proto string, atMost int, c net.Conn) *session {
+	sess := &session{s: s, proto: proto, client: c}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	limits := s.rules.Load().policy.Limits
-	if s.closed || len(s.sessions) >= limits.Connections || !s.gate.newConnection() {
+	if s.closed || s.open[proto] >= atMost || !s.gate.newConnection() {
 		return nil
 	}
+	s.open[proto]++
 	if limits.Total > 0 {
 		sess.timer = time.AfterFunc(limits.Total, sess.kill)
 	}
@@ -49,6 +53,7 @@ func (sess *session) end() {
 	sess.mu.Unlock()
 	sess.s.mu.Lock()
 	delete(sess.s.sessions, sess)
+	sess.s.open[sess.proto]--
 	sess.s.mu.Unlock()
 }
 
@@ -66,10 +71,13 @@ func (sess *session) dial(t target) (*traffic, error) {
 	sess.up = up
 	killed := sess.killed
 	sess.mu.Unlock()
-	if killed || !sess.allowed() { // the policy changed meanwhile
+	switch {
+	case !sess.allowed():
 		up.Close()
-		d := t.decision(ruleNone, "the policy has changed")
-		return nil, sess.s.deny(d)
+		return nil, sess.s.deny(t.decision(ruleNone, "the policy has changed"))
+	case killed:
+		up.Close()
+		return nil, errors.New("the connection was ended while it was being made")
 	}
 	return counts, nil
 }

@@ -29,7 +29,7 @@ func (s *Server) accept(l net.Listener, serve func(*session, net.Conn)) {
 			}
 			continue
 		}
-		sess := s.begin(c)
+		sess := s.begin("tcp", s.rules.Load().policy.Limits.Connections, c)
 		if sess == nil {
 			s.overLimit(c)
 			continue

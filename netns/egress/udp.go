@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -22,7 +23,9 @@ type flow struct{ from, to netip.AddrPort }
 
 // udpFlow carries the datagrams of one flow.
 type udpFlow struct {
-	queue chan []byte // from the sandbox
+	sess  *session
+	queue chan []byte  // from the sandbox
+	last  atomic.Int64 // time of its last datagram
 }
 
 // receiveUDP serves the socket that gets every permitted datagram, until it is closed.
@@ -52,39 +55,66 @@ func (s *Server) datagram(f flow, b []byte) {
 	u, ok := s.flows[f]
 	s.mu.Unlock()
 	if !ok {
-		sess := s.begin(nil)
-		if sess == nil {
-			if s.ctx.Err() == nil {
-				s.ledger.record(s.targetOf(f.to, "udp", "transparent").decision(ruleLimit, "too many flows, or too many in a second"))
-			}
+		if u = s.newFlow(f); u == nil {
 			return
 		}
-		u = &udpFlow{queue: make(chan []byte, udpQueue)}
-		s.mu.Lock()
-		s.flows[f] = u
-		s.mu.Unlock()
-		s.wg.Go(func() {
-			defer sess.end()
-			defer s.forget(f)
-			s.serveFlow(sess, f, u)
-		})
 	}
+	u.last.Store(time.Now().UnixNano())
 	select {
 	case u.queue <- slices.Clone(b):
 	default:
 	}
 }
 
-func (s *Server) forget(f flow) {
+// newFlow begins a flow. A program that uses a new port for each question makes
+// many, so the one that has been silent for longest gives way to a new one.
+func (s *Server) newFlow(f flow) *udpFlow {
+	limit := s.rules.Load().policy.Limits.Connections
 	s.mu.Lock()
-	delete(s.flows, f)
+	var oldest flow
+	var old *udpFlow
+	for g, u := range s.flows {
+		if old == nil || u.last.Load() < old.last.Load() {
+			oldest, old = g, u
+		}
+	}
+	if len(s.flows) >= limit {
+		delete(s.flows, oldest)
+	} else {
+		old = nil
+	}
 	s.mu.Unlock()
+	if old != nil {
+		old.sess.kill()
+	}
+	sess := s.begin("udp", 2*limit, nil) // those that gave way may not have ended yet
+	if sess == nil {
+		if s.ctx.Err() == nil {
+			s.ledger.record(s.targetOf(f.to, "udp", "transparent").decision(ruleLimit, "too many new flows in a second"))
+		}
+		return nil
+	}
+	u := &udpFlow{sess: sess, queue: make(chan []byte, udpQueue)}
+	s.mu.Lock()
+	s.flows[f] = u
+	s.mu.Unlock()
+	s.wg.Go(func() {
+		defer sess.end()
+		s.serveFlow(sess, f, u)
+		s.mu.Lock()
+		if s.flows[f] == u {
+			delete(s.flows, f)
+		}
+		s.mu.Unlock()
+	})
+	return u
 }
 
 // serveFlow connects a flow and carries it until it is silent for a while.
 func (s *Server) serveFlow(sess *session, f flow, u *udpFlow) {
 	counts, err := sess.dial(s.targetOf(f.to, "udp", "transparent"))
 	if err != nil {
+		s.refuse(f)
 		return
 	}
 	back, err := s.listenUDP(f.to.String()) // answers come from where the sandbox sent to
@@ -102,6 +132,14 @@ func (s *Server) serveFlow(sess *session, f flow, u *udpFlow) {
 	<-done
 }
 
+// refuse tells the sandbox that its datagram went nowhere. If that is lost, the program
+// waits as on any network.
+func (s *Server) refuse(f flow) {
+	if s.ctx.Err() == nil {
+		s.gw.RefuseDatagram(f.from, f.to)
+	}
+}
+
 func (s *Server) flowOut(sess *session, u *udpFlow, counts *traffic, done <-chan struct{}) {
 	for {
 		select {
@@ -110,14 +148,15 @@ func (s *Server) flowOut(sess *session, u *udpFlow, counts *traffic, done <-chan
 			if s.gate.reserve(send, size) < size {
 				return
 			}
+			counts.tx.Add(size) // first, so that an answer never comes before its question is counted
 			if _, err := sess.up.Write(b); err != nil {
+				counts.tx.Add(-size)
 				s.gate.release(send, size)
 				if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.EMSGSIZE) {
 					continue // of an earlier datagram, or too long for the host's network
 				}
 				return
 			}
-			counts.tx.Add(size)
 			sess.up.SetReadDeadline(time.Now().Add(udpIdle))
 		case <-done:
 			return
@@ -132,7 +171,8 @@ func (s *Server) flowBack(sess *session, back *net.UDPConn, f flow, counts *traf
 		n, err := sess.up.Read(buf)
 		switch {
 		case errors.Is(err, syscall.ECONNREFUSED):
-			continue // nobody listens there; the sandbox may try again
+			s.refuse(f) // nobody listens there
+			continue
 		case err != nil:
 			return
 		}
@@ -140,10 +180,10 @@ func (s *Server) flowBack(sess *session, back *net.UDPConn, f flow, counts *traf
 		if s.gate.reserve(receive, size) < size {
 			return
 		}
+		counts.rx.Add(size)
 		if _, err := back.WriteToUDPAddrPort(buf[:n], f.from); err != nil {
 			return
 		}
-		counts.rx.Add(size)
 		sess.up.SetReadDeadline(time.Now().Add(udpIdle))
 	}
 }

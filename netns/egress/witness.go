@@ -78,7 +78,7 @@ func witness(b []byte, host string, port uint16) error {
 	if looksTLS(b) {
 		name, err := helloName(b)
 		switch {
-		case err == errMore:
+		case errors.Is(err, errMore):
 			return err
 		case err != nil:
 			return fmt.Errorf("the client's TLS greeting for %s is malformed", host)
@@ -97,12 +97,13 @@ func witness(b []byte, host string, port uint16) error {
 		return nil
 	case maybe:
 		return errMore
+	case yes:
 	}
 	for len(b) > 0 && (b[0] == '\r' || b[0] == '\n') {
 		b = b[1:]
 	}
 	h, _, err := parseHead(b)
-	if err == errMore {
+	if errors.Is(err, errMore) {
 		return err
 	}
 	if err != nil {

@@ -50,7 +50,7 @@ func newWorld(t testing.TB, p Policy) *world {
 	w.in(t, w.internet, everyAddressIsLocal)
 	w.dns = &hostileDNS{records: map[string][]string{}}
 	w.dns.serve(t, w)
-	if w.gateway, err = netns.NewGateway(netns.GatewayConfig{}); err != nil {
+	if w.gateway, err = netns.NewGateway(netns.GatewayConfig{Limits: p.KernelLimits()}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { w.gateway.Close() })
@@ -233,6 +233,33 @@ func banner(c net.Conn) {
 		}
 		fmt.Fprintf(c, "echo %s", line)
 	}
+}
+
+// echoUDP runs a server on the far side that answers each datagram.
+func (w *world) echoUDP(t testing.TB, address string) {
+	t.Helper()
+	var p net.PacketConn
+	w.in(t, w.internet, func() (err error) {
+		p, err = net.ListenPacket("udp4", address)
+		return err
+	})
+	done := make(chan struct{})
+	t.Cleanup(func() {
+		p.Close()
+		<-done
+	})
+	go func() {
+		defer close(done)
+		buf := make([]byte, 1500)
+		for {
+			n, from, err := p.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			w.visit(netip.MustParseAddrPort(address))
+			p.WriteTo(append([]byte("re: "), buf[:n]...), from)
+		}
+	}()
 }
 
 // httpServer answers each request with its own text, and closes.

@@ -2,14 +2,16 @@ package image
 
 import (
 	"fmt"
-	"strconv"
+	"strings"
+
+	"github.com/direct-oci/engine/rootfs/image/tree"
 )
 
 // NameError reports a name that no image can have.
 type NameError struct{ Name string }
 
 func (e *NameError) Error() string {
-	return "cannot use image=" + quote(e.Name) + ": it is not a valid image name"
+	return "cannot use image=" + tree.Quote(e.Name) + ": it is not a valid image name"
 }
 
 // Remedy returns the cure.
@@ -36,7 +38,7 @@ func (e *NotFoundError) Error() string {
 
 // Remedy returns the cure.
 func (e *NotFoundError) Remedy() string {
-	return "Run: engine image import DIR|TAR " + e.Name
+	return "Run: engine image pull " + e.Name + ", or engine image import SOURCE " + e.Name
 }
 
 // HeldError reports an image that a run stands on.
@@ -49,71 +51,42 @@ func (e *HeldError) Error() string {
 // Remedy returns the cure.
 func (e *HeldError) Remedy() string { return "Wait for the run, or end it with engine kill." }
 
-// SourceError reports something that is no root file system.
-type SourceError struct {
-	Source string
-	Why    string
-	Fix    string
-	cause  error
+// PlatformError reports an image made for another kind of machine.
+type PlatformError struct {
+	Image string   // what is asked for; "" while it is being imported
+	Has   []string // "linux/arm64"; several when it comes in variants
+	Want  string   // "linux/amd64", this host's or the one asked for
+	Seen  string   // the program that tells; "" when the image says so itself
 }
 
-func (e *SourceError) Error() string { return "cannot import src=" + quote(e.Source) + ": " + e.Why }
-
-// Remedy returns the cure, or "" when none is known.
-func (e *SourceError) Remedy() string { return e.Fix }
-
-// Unwrap returns the cause, if there was one.
-func (e *SourceError) Unwrap() error { return e.cause }
-
-// EntryError reports one entry of a source that was refused.
-type EntryError struct {
-	Entry string // as the source names it
-	Why   string
-	cause error
-}
-
-func (e *EntryError) Error() string { return "cannot import entry=" + quote(e.Entry) + ": " + e.Why }
-
-// Unwrap returns the cause, if there was one.
-func (e *EntryError) Unwrap() error { return e.cause }
-
-// LimitError reports a source that is larger than an image may be.
-type LimitError struct {
-	What  string // "bytes", "entries", "directories above one another"
-	Limit int64
-	Fix   string
-}
-
-func (e *LimitError) Error() string {
-	return fmt.Sprintf("cannot import more than %d %s", e.Limit, e.What)
-}
-
-// Remedy returns the cure, or "" when none is known.
-func (e *LimitError) Remedy() string { return e.Fix }
-
-// ArchError reports an image made for another kind of processor.
-type ArchError struct {
-	File  string // the program that tells
-	Image string
-	Host  string
-}
-
-func (e *ArchError) Error() string {
-	return fmt.Sprintf("cannot import an image for %s: this host is %s (seen in %s)", e.Image, e.Host, quote(e.File))
+func (e *PlatformError) Error() string {
+	which := "an image"
+	if e.Image != "" {
+		which = "image=" + e.Image
+	}
+	seen := ""
+	if e.Seen != "" {
+		seen = " (seen in " + tree.Quote(e.Seen) + ")"
+	}
+	has := make([]string, len(e.Has))
+	for i, p := range e.Has {
+		has[i] = tree.Quote(p)
+	}
+	return fmt.Sprintf("cannot use %s for %s: %s is wanted%s", which, strings.Join(has, ", "), e.Want, seen)
 }
 
 // Remedy returns the cure.
-func (e *ArchError) Remedy() string { return "Use the image's variant for " + e.Host + "." }
+func (e *PlatformError) Remedy() string { return "Use the image's variant for " + e.Want + "." }
 
-// quote makes a hostile name harmless on a terminal and bounds its length.
-func quote(name string) string {
-	const most = 256
-	if len(name) > most {
-		name = name[:most] + "..."
-	}
-	quoted := strconv.QuoteToASCII(name)
-	if quoted == `"`+name+`"` {
-		return name
-	}
-	return quoted
+// FormatError reports a document of an image, a manifest or a configuration, that is
+// refused.
+type FormatError struct {
+	What string // "manifest", "index", "configuration", "layer"
+	Why  string
+	Fix  string
 }
+
+func (e *FormatError) Error() string { return "cannot accept the image's " + e.What + ": " + e.Why }
+
+// Remedy returns the cure, or "" when none is known.
+func (e *FormatError) Remedy() string { return e.Fix }

@@ -1,23 +1,29 @@
-// Package image keeps root file systems for sandboxes in a directory, without a
-// daemon. An image comes from a directory or an archive that nobody vouches for,
-// is imported once, and is never changed: runs put an overlay over it.
+// Package image keeps the images that sandboxes start from in a directory, without a
+// daemon. An image is a list of layers; each layer is one directory, shared by all
+// images that have it, and never changed: runs put an overlay over them.
 //
-//	Store.Dir/<name>/rootfs/     the tree
-//	Store.Dir/<name>/image.json  what Open returns
-//	Store.Dir/<name>/lock        shared: a run holds the image; exclusive: it is being removed
-//	Store.Dir/.tmp-*/            an import or removal under way, or left by a dead one
-//	Store.Dir/.lock              held for the moment in which names appear and vanish
+//	Store.Dir/<name>                    what a name stands for now (JSON)
+//	Store.Dir/.images/<id>/image.json   an image: its layers, its defaults
+//	Store.Dir/.images/<id>/lock         shared: a run holds the image; exclusive: it is being removed
+//	Store.Dir/.layers/<key>/tree/       a layer, as one directory of an overlay
+//	Store.Dir/.layers/<key>/layer.json  what is known of it
+//	Store.Dir/.layers/<key>.lock        exclusive: it is being made or removed; shared: an import needs it
+//	Store.Dir/.tmp-*/                   work under way, or left by a dead process
+//	Store.Dir/.lock                     held for the moment in which any of them appears or vanishes
 //
-// Importing needs root (CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER). An import that is
-// killed leaves nothing that Open or List see, and the next one removes its rest.
+// A layer's key is the digest of its uncompressed archive, or for a root file system
+// that of its tree. Names, images and layers appear by rename, complete or not at
+// all. A process that is killed leaves nothing behind but temporary directories,
+// which the next import or removal deletes. All of it needs root.
+//
+// This package reads, holds and removes, and gives importers a Stage to write
+// through. It parses nothing that comes from outside.
 package image
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -25,230 +31,204 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/direct-oci/engine/rootfs/image/tree"
 )
 
 // Store is a directory of images. It is made by the first import.
 type Store struct {
-	Dir        string // required
-	MaxBytes   int64  // of file content in one image; 0: 64 GiB, or less where the disk is fuller
-	MaxEntries int64  // files, directories and links in one image; 0: a million
+	Dir    string // required
+	Limits tree.Limits
+}
+
+// Image describes one image under one name.
+type Image struct {
+	Name     string      `json:"name"`
+	Digest   string      `json:"digest"`          // of the manifest; of the tree where there is none
+	Index    string      `json:"index,omitempty"` // digest of what the reference named, when it was a choice of several
+	Kind     string      `json:"kind"`            // registry, oci, docker, directory, tar, tar+gzip, tar+zstd or tar+xz
+	Source   string      `json:"source"`          // where it came from
+	Platform string      `json:"platform"`        // "linux/amd64"; empty: no program to tell by
+	Size     int64       `json:"size"`            // bytes of its layers on disk
+	Shared   int64       `json:"shared"`          // of which other images have too; List fills it in
+	Created  time.Time   `json:"created"`         // in this store, under this name
+	Counts   tree.Counts `json:"counts"`          // of what was unpacked for it
+	Layers   []Layer     `json:"layers"`          // from bottom to top
+	Config   Config      `json:"config"`
+	Lowers   []string    `json:"-"` // absolute paths of the layers' trees, from top to bottom
+
+	id    string
+	store Store
+}
+
+// Layer is one directory of an image.
+type Layer struct {
+	Key      string      `json:"key"`              // "sha256-…" or "tree-…": its name in the store
+	Digest   string      `json:"digest,omitempty"` // of the blob it came in
+	DiffID   string      `json:"diffId,omitempty"` // of the uncompressed archive
+	Size     int64       `json:"size"`             // bytes on disk
+	HidesAll bool        `json:"hidesAll,omitempty"`
+	Implied  [][]byte    `json:"implied,omitempty"` // directories whose looks are those of the layers below
+	Counts   tree.Counts `json:"-"`
+}
+
+// reference is what the file of a name holds.
+type reference struct {
+	ID      string      `json:"id"`
+	Index   string      `json:"index,omitempty"`
+	Kind    string      `json:"kind"`
+	Source  string      `json:"source"`
+	Created time.Time   `json:"created"`
+	Counts  tree.Counts `json:"counts"`
+}
+
+// record is what image.json holds.
+type record struct {
+	Digest   string  `json:"digest"`
+	Platform string  `json:"platform"`
+	Layers   []Layer `json:"layers"`
+	Config   Config  `json:"config"`
 }
 
 const (
-	defaultMaxBytes   = 64 << 30
-	defaultMaxEntries = 1_000_000
-	// An import leaves this much of the disk free by default: a twentieth, and no
-	// more than reserve bytes.
-	reserve, reservePart = 1 << 30, 20
-	metadataFile         = "image.json"
-	rootfsDir            = "rootfs"
+	imagesDir  = ".images"
+	layersDir  = ".layers"
+	recordFile = "image.json"
+	layerFile  = "layer.json"
+	treeDir    = "tree"
+	lockFile   = "lock"
+	lockSuffix = ".lock"
+	tempPrefix = ".tmp-"
 )
 
-// Image describes one image. It is what image.json holds.
-type Image struct {
-	Name    string    `json:"name"`
-	Digest  string    `json:"digest"` // of the tree, "sha256:…"
-	Kind    string    `json:"kind"`   // directory, tar, tar+gzip, tar+zstd or tar+xz
-	Source  string    `json:"source"` // where it was imported from
-	Arch    string    `json:"arch"`   // as Go calls it; empty: no program to tell by
-	Size    int64     `json:"size"`   // bytes on disk
-	Created time.Time `json:"created"`
-	Counts  Counts    `json:"counts"`
-	Rootfs  string    `json:"-"` // absolute path of the tree
+func (s Store) refPath(canonical string) string {
+	return filepath.Join(s.Dir, toFile.Replace(canonical))
 }
+func (s Store) imagePath(id string) string  { return filepath.Join(s.Dir, imagesDir, id) }
+func (s Store) layerPath(key string) string { return filepath.Join(s.Dir, layersDir, key) }
 
-// Import makes an image called name of src, a directory or a tar archive (plain,
-// gzip, zstd or xz). It returns *NameError, *ExistsError, *SourceError, *EntryError,
-// *LimitError or *ArchError for what the caller can change. Concurrent imports of one
-// name end in one image, and *ExistsError for the others.
-func (s Store) Import(ctx context.Context, src, name string) (Image, error) {
-	name, err := canonicalName(name)
-	if err != nil {
-		return Image{}, err
-	}
-	source, err := openSource(src)
-	if err != nil {
-		return Image{}, err
-	}
-	defer source.Close()
-	w, err := s.newWork(name)
-	if err != nil {
-		return Image{}, err
-	}
-	defer w.lock.Close()
-	img, err := s.fill(ctx, w, source, src)
-	if err == nil {
-		img.Name = name
-		err = s.publish(w, &img)
-	}
-	if err != nil {
-		return Image{}, errors.Join(err, w.discard())
-	}
-	return img, nil
-}
-
-func openSource(src string) (*os.File, error) {
-	f, err := os.OpenFile(src, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &SourceError{Source: src, Why: "it does not exist", cause: err}
-	}
-	if err != nil {
-		return nil, &SourceError{Source: src, Why: err.Error(), cause: err}
-	}
-	st, err := f.Stat()
-	if err == nil && !st.IsDir() && !st.Mode().IsRegular() {
-		err = errors.New("it is neither a directory nor a file")
-	}
-	if err != nil {
-		return nil, errors.Join(&SourceError{Source: src, Why: err.Error(), cause: err}, f.Close())
-	}
-	return f, nil
-}
-
-// fill writes the tree into w and everything but the name into the image.
-func (s Store) fill(ctx context.Context, w *work, source *os.File, src string) (Image, error) {
-	path := filepath.Join(w.dir, rootfsDir)
-	if err := os.Mkdir(path, 0o755); err != nil {
-		return Image{}, fmt.Errorf("cannot create image directory=%s: %w", path, err)
-	}
-	root, err := os.Open(path)
-	if err != nil {
-		return Image{}, fmt.Errorf("cannot open image directory=%s: %w", path, err)
-	}
-	defer root.Close()
-	t := &tree{ctx: ctx, root: root, maxEntries: s.MaxEntries, maxBytes: s.MaxBytes, buf: make([]byte, 1<<20)}
-	if err := t.limit(); err != nil {
-		return Image{}, err
-	}
-	if err := finishRoot(root); err != nil {
-		return Image{}, err
-	}
-	kind, err := s.unpack(t, source, src)
-	if err != nil {
-		return Image{}, err
-	}
-	seen, err := inspectTree(ctx, root)
-	if err != nil {
-		return Image{}, err
-	}
-	if seen.top["oci-layout"] || (seen.top["manifest.json"] && !seen.top["bin"] && !seen.top["usr"]) {
-		return Image{}, &SourceError{
-			Source: src, Why: "it is an archive of image layers, not a root file system",
-			Fix: "Unpack it with umoci or skopeo first, or write it with docker export in place of docker save.",
-		}
-	}
-	if err := unix.Syncfs(int(root.Fd())); err != nil {
-		return Image{}, fmt.Errorf("cannot sync image directory=%s: %w", path, err)
-	}
-	abs, err := filepath.Abs(src)
-	if err != nil {
-		return Image{}, fmt.Errorf("cannot make src=%s absolute: %w", src, err)
-	}
-	return Image{
-		Digest: seen.digest, Kind: kind, Source: abs, Arch: seen.arch,
-		Size: seen.disk, Created: time.Now().UTC().Truncate(time.Second), Counts: t.counts,
-	}, nil
-}
-
-// finishRoot gives the top directory what it has unless the source names it.
-func finishRoot(root *os.File) error {
-	if err := root.Chmod(0o755); err != nil {
-		return fmt.Errorf("cannot set mode of image root: %w", err)
-	}
-	return setTime(root, unix.Timespec{})
-}
-
-// limit replaces zero limits by the default ones.
-func (t *tree) limit() error {
-	if t.maxEntries == 0 {
-		t.maxEntries = defaultMaxEntries
-	}
-	if t.maxBytes != 0 {
-		return nil
-	}
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(int(t.root.Fd()), &st); err != nil {
-		return fmt.Errorf("cannot read free space: %w", err)
-	}
-	kept := min(reserve, int64(st.Blocks)*st.Bsize/reservePart)
-	t.maxBytes = max(0, min(defaultMaxBytes, int64(st.Bavail)*st.Bsize-kept))
-	return nil
-}
-
-func (s Store) unpack(t *tree, source *os.File, src string) (string, error) {
-	st, err := source.Stat()
-	if err != nil {
-		return "", &SourceError{Source: src, Why: err.Error(), cause: err}
-	}
-	if !st.IsDir() {
-		kind, err := importTar(t, source)
-		return kind, sourceError(src, err)
-	}
-	inside, err := contains(source, t.root)
-	if err != nil {
-		return "", fmt.Errorf("cannot compare src=%s with image store=%s: %w", src, s.Dir, err)
-	}
-	if inside {
-		return "", &SourceError{Source: src, Why: "the image store " + s.Dir + " is inside it"}
-	}
-	return "directory", sourceError(src, importDir(t, source))
-}
-
-// sourceError adds the source's name to errors that name nothing yet.
-func sourceError(src string, err error) error {
-	var entry *EntryError
-	var limit *LimitError
-	if err == nil || errors.As(err, &entry) || errors.As(err, &limit) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	why := err.Error()
-	if errors.Is(err, io.ErrUnexpectedEOF) {
-		why = "it is cut off"
-	}
-	return &SourceError{Source: src, Why: why, cause: err}
-}
+// Tree is the directory of a layer's tree.
+func (s Store) Tree(key string) string { return filepath.Join(s.layerPath(key), treeDir) }
 
 // Open returns the image of this name, or *NotFoundError or *NameError.
 func (s Store) Open(name string) (Image, error) {
-	name, err := canonicalName(name)
+	name, err := CanonicalName(name)
 	if err != nil {
 		return Image{}, err
 	}
-	dir, err := filepath.Abs(s.path(name))
-	if err != nil {
-		return Image{}, fmt.Errorf("cannot make store=%s absolute: %w", s.Dir, err)
+	return s.open(name)
+}
+
+func (s Store) open(name string) (Image, error) {
+	var ref reference
+	if err := readJSON(s.refPath(name), &ref); errors.Is(err, fs.ErrNotExist) {
+		return Image{}, &NotFoundError{Name: name}
+	} else if err != nil {
+		return Image{}, fmt.Errorf("cannot read image=%s: %w", name, err)
 	}
-	data, err := os.ReadFile(filepath.Join(dir, metadataFile))
+	img, err := s.openID(ref.ID)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Image{}, &NotFoundError{Name: name} // removed between the two
+	}
+	if err != nil {
+		return Image{}, fmt.Errorf("cannot read image=%s: %w", name, err)
+	}
+	img.Name, img.Index, img.Kind, img.Source = name, ref.Index, ref.Kind, ref.Source
+	img.Created, img.Counts = ref.Created, ref.Counts
+	return img, nil
+}
+
+// ID is the image's name in the store, which never stands for another.
+func (i Image) ID() string { return i.id }
+
+// OpenID returns the image of an ID that Open gave out, under the name it had then,
+// or *NotFoundError.
+func (s Store) OpenID(name, id string) (Image, error) {
+	img, err := s.openID(id)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Image{}, &NotFoundError{Name: name}
 	}
 	if err != nil {
 		return Image{}, fmt.Errorf("cannot read image=%s: %w", name, err)
 	}
-	var img Image
-	if err := json.Unmarshal(data, &img); err != nil {
-		return Image{}, fmt.Errorf("cannot read image=%s: %w", name, err)
-	}
 	img.Name = name
-	img.Rootfs = filepath.Join(dir, rootfsDir)
 	return img, nil
+}
+
+// openID reads what is known of an image apart from its names.
+func (s Store) openID(id string) (Image, error) {
+	if !validKey(id) {
+		return Image{}, fmt.Errorf("its record names %s", tree.Quote(id))
+	}
+	var rec record
+	if err := readJSON(filepath.Join(s.imagePath(id), recordFile), &rec); err != nil {
+		return Image{}, err
+	}
+	dir, err := filepath.Abs(s.Dir)
+	if err != nil {
+		return Image{}, fmt.Errorf("cannot make store=%s absolute: %w", s.Dir, err)
+	}
+	abs := Store{Dir: dir, Limits: s.Limits}
+	img := Image{Digest: rec.Digest, Platform: rec.Platform, Layers: rec.Layers, Config: rec.Config, id: id, store: abs}
+	seen := map[string]bool{}
+	for _, l := range slices.Backward(rec.Layers) {
+		if !validKey(l.Key) {
+			return Image{}, fmt.Errorf("its record names %s", tree.Quote(l.Key))
+		}
+		if seen[l.Key] {
+			continue // whatever it holds, the same layer above it holds too
+		}
+		seen[l.Key] = true
+		img.Size += l.Size
+		img.Lowers = append(img.Lowers, abs.Tree(l.Key))
+		if l.HidesAll {
+			break
+		}
+	}
+	return img, nil
+}
+
+// validKey accepts the names that the store gives to layers and images.
+func validKey(key string) bool {
+	kind, hex, ok := strings.Cut(key, "-")
+	return ok && (kind == "sha256" || kind == "tree" || kind == "config") && ValidDigest("sha256:"+hex)
+}
+
+func readJSON(path string, v any) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(data, v)
+}
+
+// names returns the canonical names in the store.
+func (s Store) names() ([]string, error) {
+	entries, err := os.ReadDir(s.Dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("cannot list images=%s: %w", s.Dir, err)
+	}
+	var names []string
+	for _, e := range entries {
+		if e.Type().IsRegular() && !strings.HasPrefix(e.Name(), ".") {
+			names = append(names, fromFile.Replace(e.Name()))
+		}
+	}
+	slices.Sort(names)
+	return names, nil
 }
 
 // List returns the images in the order of their names. Those that can be read are
 // returned even when the error, which then names the others, is not nil.
 func (s Store) List() ([]Image, error) {
-	entries, err := os.ReadDir(s.Dir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("cannot list images=%s: %w", s.Dir, err)
+	names, err := s.names()
+	if err != nil {
+		return nil, err
 	}
 	var images []Image
 	var failed []error
-	for _, e := range entries {
-		if !e.IsDir() || strings.HasPrefix(e.Name(), ".") {
-			continue
-		}
-		img, err := s.Open(fromDir.Replace(e.Name()))
+	users := map[string]map[string]bool{} // of a layer: images
+	for _, name := range names {
+		img, err := s.Open(name)
 		var gone *NotFoundError // removed meanwhile
 		switch {
 		case err == nil:
@@ -256,9 +236,19 @@ func (s Store) List() ([]Image, error) {
 		case !errors.As(err, &gone):
 			failed = append(failed, err)
 		}
+		for _, l := range img.Layers {
+			if users[l.Key] == nil {
+				users[l.Key] = map[string]bool{}
+			}
+			users[l.Key][img.id] = true
+		}
 	}
-	slices.SortFunc(images, func(a, b Image) int { return strings.Compare(a.Name, b.Name) })
+	for i := range images {
+		for _, l := range images[i].Layers {
+			if len(users[l.Key]) > 1 {
+				images[i].Shared += l.Size
+			}
+		}
+	}
 	return images, errors.Join(failed...)
 }
-
-func (s Store) path(canonical string) string { return filepath.Join(s.Dir, toDir.Replace(canonical)) }

@@ -26,7 +26,8 @@ func (s Store) Sweep(dryRun bool) ([]string, error) {
 	if err != nil || dryRun {
 		return left, err
 	}
-	return left, s.sweep()
+	_, err = s.sweep()
+	return left, err
 }
 
 // abandoned are the names of unfinished images that nobody holds.

@@ -73,6 +73,11 @@ func start(c ociruntime.Container) error {
 		Init:            true,
 		LogLevel:        "2", // errors
 	}
+	// The init stage, which libcontainer gives this variable alone, does its work on one
+	// thread and is gone in milliseconds: it needs no threads for a second processor.
+	if err := os.Setenv("GOMAXPROCS", "1"); err != nil {
+		return err
+	}
 	if err := container.Run(process); err != nil {
 		return fmt.Errorf("cannot run the container: %w", err)
 	}

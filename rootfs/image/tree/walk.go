@@ -1,4 +1,4 @@
-package image
+package tree
 
 import (
 	"errors"
@@ -14,54 +14,62 @@ const (
 	maxPath  = 4095 // bytes, what a path of Linux can hold
 )
 
-// found is one entry of a directory tree.
-type found struct {
-	dir  *os.File // the directory it is in
-	name string
-	path string // from the top of the tree, "usr/bin/env"; "." for the top itself
-	stat unix.Stat_t
+// Found is one entry of a directory tree.
+type Found struct {
+	Dir  *os.File // the directory it is in
+	Name string
+	Path string // from the top of the tree, "usr/bin/env"; "." for the top itself
+	Stat unix.Stat_t
 }
 
-func (f found) kind() uint32 { return f.stat.Mode & unix.S_IFMT }
+// Kind is the type of file, as the bits of a mode.
+func (f Found) Kind() uint32 { return f.Stat.Mode & unix.S_IFMT }
 
-// open opens a regular file for reading. A file that was swapped for something
+// Open opens a regular file for reading. A file that was swapped for something
 // else in the meantime is refused, and a fifo never waited for.
-func (f found) open() (*os.File, error) {
-	fd, err := unix.Openat(int(f.dir.Fd()), f.name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+func (f Found) Open() (*os.File, error) {
+	fd, err := unix.Openat(int(f.Dir.Fd()), f.Name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
-	file := os.NewFile(uintptr(fd), f.path)
+	file := os.NewFile(uintptr(fd), f.Path)
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, errors.Join(err, file.Close())
 	}
-	if st.Dev != f.stat.Dev || st.Ino != f.stat.Ino || st.Mode&unix.S_IFMT != unix.S_IFREG {
+	if st.Dev != f.Stat.Dev || st.Ino != f.Stat.Ino || st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil, errors.Join(errors.New("it was replaced while it was read"), file.Close())
 	}
 	return file, nil
 }
 
-// readlink returns the target of a symbolic link.
-func (f found) readlink() (string, error) {
+// Readlink returns the target of a symbolic link.
+func (f Found) Readlink() (string, error) {
 	buf := make([]byte, maxPath+1)
-	n, err := unix.Readlinkat(int(f.dir.Fd()), f.name, buf)
+	n, err := unix.Readlinkat(int(f.Dir.Fd()), f.Name, buf)
 	if err != nil {
 		return "", err
 	}
 	return string(buf[:n]), nil
 }
 
-// walker visits a tree, every directory before its content, siblings in the order
-// of their names' bytes. It follows no symbolic link and enters no other mount.
+// Walk calls visit for everything in a tree, every directory before its content,
+// siblings in the order of their names' bytes. It follows no symbolic link and enters
+// no other mount: it returns how many directories were not entered for that.
+func Walk(top *os.File, visit func(Found) error) (mounts int64, err error) {
+	w := walker{visit: visit}
+	err = w.walk(top)
+	return w.mounts, err
+}
+
 type walker struct {
-	visit  func(found) error
-	mounts int64 // directories not entered, being mount points
+	visit  func(Found) error
+	mounts int64
 }
 
 func (w *walker) walk(top *os.File) error {
-	f := found{dir: top, name: ".", path: "."}
-	if err := unix.Fstat(int(top.Fd()), &f.stat); err != nil {
+	f := Found{Dir: top, Name: ".", Path: "."}
+	if err := unix.Fstat(int(top.Fd()), &f.Stat); err != nil {
 		return err
 	}
 	if err := w.visit(f); err != nil {
@@ -76,15 +84,15 @@ func (w *walker) below(dir *os.File, prefix string, depth int) error {
 	}
 	names, err := dir.Readdirnames(-1)
 	if err != nil {
-		return fmt.Errorf("cannot list directory=%s: %w", quote(prefix), err)
+		return fmt.Errorf("cannot list directory=%s: %w", Quote(prefix), err)
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		f := found{dir: dir, name: name, path: prefix + name}
-		if err := unix.Fstatat(int(dir.Fd()), name, &f.stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-			return &EntryError{Entry: f.path, Why: err.Error(), cause: err}
+		f := Found{Dir: dir, Name: name, Path: prefix + name}
+		if err := unix.Fstatat(int(dir.Fd()), name, &f.Stat, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return &EntryError{Entry: f.Path, Why: err.Error(), cause: err}
 		}
-		if f.kind() != unix.S_IFDIR {
+		if f.Kind() != unix.S_IFDIR {
 			if err := w.visit(f); err != nil {
 				return err
 			}
@@ -97,8 +105,8 @@ func (w *walker) below(dir *os.File, prefix string, depth int) error {
 	return nil
 }
 
-func (w *walker) directory(f found, depth int) error {
-	fd, err := unix.Openat2(int(f.dir.Fd()), f.name, &unix.OpenHow{
+func (w *walker) directory(f Found, depth int) error {
+	fd, err := unix.Openat2(int(f.Dir.Fd()), f.Name, &unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_BENEATH,
 	})
@@ -107,21 +115,21 @@ func (w *walker) directory(f found, depth int) error {
 		return w.visit(f)
 	}
 	if err != nil {
-		return &EntryError{Entry: f.path, Why: err.Error(), cause: err}
+		return &EntryError{Entry: f.Path, Why: err.Error(), cause: err}
 	}
-	dir := os.NewFile(uintptr(fd), f.path)
+	dir := os.NewFile(uintptr(fd), f.Path)
 	defer dir.Close()
-	if err := unix.Fstat(fd, &f.stat); err != nil {
-		return &EntryError{Entry: f.path, Why: err.Error(), cause: err}
+	if err := unix.Fstat(fd, &f.Stat); err != nil {
+		return &EntryError{Entry: f.Path, Why: err.Error(), cause: err}
 	}
 	if err := w.visit(f); err != nil {
 		return err
 	}
-	return w.below(dir, f.path+"/", depth+1)
+	return w.below(dir, f.Path+"/", depth+1)
 }
 
-// xattrs calls visit for each extended attribute of an open file or directory.
-func xattrs(f *os.File, visit func(name string, value []byte) error) error {
+// Xattrs calls visit for each extended attribute of an open file or directory.
+func Xattrs(f *os.File, visit func(name string, value []byte) error) error {
 	fd := int(f.Fd())
 	names := make([]byte, 64<<10) // the kernel's own limit of a list and of a value
 	n, err := unix.Flistxattr(fd, names)
@@ -135,7 +143,7 @@ func xattrs(f *os.File, visit func(name string, value []byte) error) error {
 	for _, name := range splitNames(names[:n]) {
 		size, err := unix.Fgetxattr(fd, name, value)
 		if err != nil {
-			return fmt.Errorf("cannot read attribute %s: %w", quote(name), err)
+			return fmt.Errorf("cannot read attribute %s: %w", Quote(name), err)
 		}
 		if err := visit(name, value[:size]); err != nil {
 			return err

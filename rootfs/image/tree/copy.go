@@ -1,4 +1,4 @@
-package image
+package tree
 
 import (
 	"context"
@@ -7,11 +7,11 @@ import (
 )
 
 // Copy copies the tree below the directory src into the new directory dst, by the
-// rules of Import. After an error dst may hold a part of it.
+// rules of a Writer. After an error dst may hold a part of it.
 func Copy(ctx context.Context, src, dst string) error {
-	source, err := openSource(src)
+	source, err := os.Open(src)
 	if err != nil {
-		return err
+		return fmt.Errorf("cannot open directory=%s: %w", src, err)
 	}
 	defer source.Close()
 	if err := os.Mkdir(dst, 0o755); err != nil {
@@ -22,13 +22,9 @@ func Copy(ctx context.Context, src, dst string) error {
 		return fmt.Errorf("cannot open directory=%s: %w", dst, err)
 	}
 	defer root.Close()
-	t := &tree{ctx: ctx, root: root, buf: make([]byte, 1<<20)}
-	if err := t.limit(); err != nil {
+	w, err := NewWriter(ctx, root, Limits{})
+	if err != nil {
 		return err
 	}
-	if err := finishRoot(root); err != nil {
-		return err
-	}
-	_, err = Store{}.unpack(t, source, src)
-	return err
+	return w.Finish(w.PutDir(source))
 }

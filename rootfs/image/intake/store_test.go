@@ -1,4 +1,4 @@
-package image_test
+package intake_test
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync"
 	"syscall"
@@ -17,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/direct-oci/engine/rootfs/image"
+	"github.com/direct-oci/engine/rootfs/image/intake"
 )
 
 func must(t testing.TB, errs ...error) {
@@ -24,6 +26,11 @@ func must(t testing.TB, errs ...error) {
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func remove(s image.Store, name string) error {
+	_, err := s.Remove(name)
+	return err
 }
 
 // makeTree makes a directory with one of everything.
@@ -58,7 +65,7 @@ func makeTree(t testing.TB) string {
 func TestImportDirectory(t *testing.T) {
 	o := newOutside(t)
 	src := makeTree(t)
-	img, err := o.store.Import(context.Background(), src, "team/tree:1.0")
+	img, err := take(context.Background(), o.store, src, "team/tree:1.0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,8 +74,8 @@ func TestImportDirectory(t *testing.T) {
 		t.Errorf("counts = %+v, want 9 entries, 1 device, pipe, set-id file and attribute", c)
 	}
 	var tool, same, empty, usr, link unix.Stat_t
-	must(t, unix.Lstat(filepath.Join(img.Rootfs, "usr/bin/tool"), &tool), unix.Lstat(filepath.Join(img.Rootfs, "usr/bin/same"), &same),
-		unix.Lstat(filepath.Join(img.Rootfs, "empty"), &empty), unix.Lstat(filepath.Join(img.Rootfs, "usr"), &usr), unix.Lstat(filepath.Join(img.Rootfs, "bin"), &link))
+	must(t, unix.Lstat(filepath.Join(img.Lowers[0], "usr/bin/tool"), &tool), unix.Lstat(filepath.Join(img.Lowers[0], "usr/bin/same"), &same),
+		unix.Lstat(filepath.Join(img.Lowers[0], "empty"), &empty), unix.Lstat(filepath.Join(img.Lowers[0], "usr"), &usr), unix.Lstat(filepath.Join(img.Lowers[0], "bin"), &link))
 	if tool.Ino != same.Ino || tool.Nlink != 2 || tool.Mode != unix.S_IFREG|0o755 {
 		t.Errorf("hard-linked files are %+v and %+v, want one of mode 0755", tool, same)
 	}
@@ -80,7 +87,7 @@ func TestImportDirectory(t *testing.T) {
 	}
 	checkTree(t, img, map[string]string{"bin": "-> usr/bin", "shadow": "-> /etc/shadow", "a\nb\xff": "", "empty": "dir"})
 	opened, err := o.store.Open("team/tree:1.0")
-	if err != nil || opened != img {
+	if err != nil || !reflect.DeepEqual(opened, img) {
 		t.Errorf("Open = %+v, %v, want what Import returned, %+v", opened, err, img)
 	}
 	checkNoRest(t, o.store)
@@ -90,7 +97,7 @@ func TestImportDirectory(t *testing.T) {
 // sameDigest imports the tree again, and as an archive, and in changed forms.
 func sameDigest(t *testing.T, o outside, src, want string) {
 	t.Helper()
-	again, err := o.store.Import(context.Background(), src, "again")
+	again, err := take(context.Background(), o.store, src, "again")
 	if err != nil || again.Digest != want {
 		t.Errorf("second import has digest %s, %v, want %s", again.Digest, err, want)
 	}
@@ -99,12 +106,12 @@ func sameDigest(t *testing.T, o outside, src, want string) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("tar: %v\n%s", err, out)
 	}
-	archived, err := o.store.Import(context.Background(), tarball, "archived")
+	archived, err := take(context.Background(), o.store, tarball, "archived")
 	if err != nil || archived.Digest != want {
 		t.Errorf("import of a tar of the tree has digest %s, %v, want %s", archived.Digest, err, want)
 	}
 	must(t, os.Chmod(filepath.Join(src, "empty"), 0o711))
-	changed, err := o.store.Import(context.Background(), src, "changed")
+	changed, err := take(context.Background(), o.store, src, "changed")
 	if err != nil || changed.Digest == want {
 		t.Errorf("import of a changed tree has digest %s, %v, want another", changed.Digest, err)
 	}
@@ -126,11 +133,11 @@ func TestImportStaysOnOneMount(t *testing.T) {
 	bound := filepath.Join(src, "bound")
 	must(t, os.Mkdir(bound, 0o755), unix.Mount(filepath.Join(o.base, "dir"), bound, "", unix.MS_BIND, ""))
 	defer func() { must(t, unix.Unmount(bound, unix.MNT_DETACH)) }()
-	img, err := o.store.Import(context.Background(), src, "mounts")
+	img, err := take(context.Background(), o.store, src, "mounts")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if left, err := os.ReadDir(filepath.Join(img.Rootfs, "bound")); err != nil || len(left) != 0 || img.Counts.Mounts != 1 {
+	if left, err := os.ReadDir(filepath.Join(img.Lowers[0], "bound")); err != nil || len(left) != 0 || img.Counts.Mounts != 1 {
 		t.Errorf("directory below a mount point holds %v, %v, counts %+v, want nothing and 1 mount", left, err, img.Counts)
 	}
 }
@@ -139,14 +146,14 @@ func TestImportRefusesItsOwnStore(t *testing.T) {
 	o := newOutside(t)
 	for _, src := range []string{o.base, o.store.Dir, "/"} {
 		must(t, os.MkdirAll(o.store.Dir, 0o700))
-		var bad *image.SourceError
-		if _, err := o.store.Import(context.Background(), src, "all"); !errors.As(err, &bad) {
+		var bad *intake.SourceError
+		if _, err := take(context.Background(), o.store, src, "all"); !errors.As(err, &bad) {
 			t.Errorf("Import(%s) = %v, want a *SourceError", src, err)
 		}
 	}
 	for _, src := range []string{filepath.Join(o.base, "gone"), "/dev/null", makePipe(t)} {
-		var bad *image.SourceError
-		if _, err := o.store.Import(context.Background(), src, "odd"); !errors.As(err, &bad) {
+		var bad *intake.SourceError
+		if _, err := take(context.Background(), o.store, src, "odd"); !errors.As(err, &bad) {
 			t.Errorf("Import(%s) = %v, want a *SourceError", src, err)
 		}
 	}
@@ -163,22 +170,22 @@ func makePipe(t *testing.T) string {
 func TestNames(t *testing.T) {
 	requireRoot(t)
 	s := image.Store{Dir: t.TempDir()}
-	for _, name := range []string{"a", "node:20", "node:20-slim_X.1", "team/node", "a.b/c_d/e--f:v1", "a:latest", "0"} {
+	for _, name := range []string{"a", "node:20", "node:20-slim_X.1", "team/node", "a.b/c_d/e--f:v1", "a:latest", "0", "registry.example:5000/a/b:1", "a@sha256:" + strings.Repeat("0a", 32)} {
 		var missing *image.NotFoundError
 		if _, err := s.Open(name); !errors.As(err, &missing) || missing.Remedy() == "" {
 			t.Errorf("Open(%q) = %v, want a *NotFoundError with a remedy", name, err)
 		}
 	}
-	bad := []string{"", ".", "..", "/a", "a/", "a//b", "a/../b", "../a", "A", "a:", ":a", "a:b:c", "a b", "a\n", "a\x00", "-a", "a+b", "a@b", ".tmp-1", "a/.lock", "a:.x", "é", strings.Repeat("a", 201)}
+	bad := []string{"", ".", "..", "/a", "a/", "a//b", "a/../b", "../a", "A", "a:", ":a", "a:b:c", "a b", "a\n", "a\x00", "-a", "a+b", "a@b", "a@sha256:00", "a:5000x/b", "a/b:1/c", ".tmp-1", "a/.lock", "a:.x", "é", strings.Repeat("a", 201)}
 	for _, name := range bad {
 		var wrong *image.NameError
 		if _, err := s.Open(name); !errors.As(err, &wrong) || wrong.Remedy() == "" {
 			t.Errorf("Open(%q) = %v, want a *NameError with a remedy", name, err)
 		}
-		if _, err := s.Import(context.Background(), "/etc", name); !errors.As(err, &wrong) {
+		if _, err := take(context.Background(), s, "/etc", name); !errors.As(err, &wrong) {
 			t.Errorf("Import as %q = %v, want a *NameError", name, err)
 		}
-		if err := s.Remove(name); !errors.As(err, &wrong) {
+		if _, err := s.Remove(name); !errors.As(err, &wrong) {
 			t.Errorf("Remove(%q) = %v, want a *NameError", name, err)
 		}
 	}
@@ -192,16 +199,17 @@ func TestStore(t *testing.T) {
 	}
 	src := t.TempDir()
 	must(t, os.WriteFile(filepath.Join(src, "hello"), []byte("hi"), 0o644))
-	for _, name := range []string{"b/c:1", "a:latest"} {
-		if _, err := o.store.Import(ctx, src, name); err != nil {
+	for i, name := range []string{"b/c:1", "a:latest"} {
+		must(t, os.WriteFile(filepath.Join(src, "which"), []byte{byte(i)}, 0o644))
+		if _, err := take(ctx, o.store, src, name); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var there *image.ExistsError
-	if _, err := o.store.Import(ctx, src, "a"); !errors.As(err, &there) || there.Remedy() != "Run: engine image rm a" {
+	if _, err := take(ctx, o.store, src, "a"); !errors.As(err, &there) || there.Remedy() != "Run: engine image rm a" {
 		t.Errorf("second Import = %v, want an *ExistsError with the remedy", err)
 	}
-	must(t, os.Mkdir(filepath.Join(o.store.Dir, "torn"), 0o700), os.WriteFile(filepath.Join(o.store.Dir, "torn", "image.json"), []byte("{"), 0o600))
+	must(t, os.WriteFile(filepath.Join(o.store.Dir, "torn"), []byte("{"), 0o600))
 	images, err := o.store.List()
 	if len(images) != 2 || images[0].Name != "a" || images[1].Name != "b/c:1" || err == nil || !strings.Contains(err.Error(), "image=torn") {
 		t.Errorf("List = %v, %v, want a, b/c:1 and an error about torn", images, err)
@@ -215,15 +223,15 @@ func TestStore(t *testing.T) {
 		t.Errorf("second Hold: %v", err)
 	}
 	var held *image.HeldError
-	if err := o.store.Remove("a"); !errors.As(err, &held) {
+	if _, err := o.store.Remove("a"); !errors.As(err, &held) {
 		t.Errorf("Remove of a held image = %v, want a *HeldError", err)
 	}
 	must(t, hold.Close(), second.Close())
 	var missing *image.NotFoundError
-	if err := o.store.Remove("a"); err != nil {
+	if _, err := o.store.Remove("a"); err != nil {
 		t.Errorf("Remove: %v", err)
 	}
-	if err := o.store.Remove("a"); !errors.As(err, &missing) {
+	if _, err := o.store.Remove("a"); !errors.As(err, &missing) {
 		t.Errorf("second Remove = %v, want a *NotFoundError", err)
 	}
 	if _, err := images[0].Hold(); !errors.As(err, &missing) {
@@ -237,7 +245,7 @@ func TestHoldOrRemove(t *testing.T) {
 	o := newOutside(t)
 	src := t.TempDir()
 	for round := range 20 {
-		img, err := o.store.Import(context.Background(), src, fmt.Sprint("r", round))
+		img, err := take(context.Background(), o.store, src, fmt.Sprint("r", round))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -252,7 +260,7 @@ func TestHoldOrRemove(t *testing.T) {
 					}
 					return
 				}
-				if _, err := os.Stat(img.Rootfs); err != nil {
+				if _, err := os.Stat(img.Lowers[0]); err != nil {
 					t.Errorf("a held image is gone: %v", err)
 				}
 				must(t, f.Close())
@@ -260,7 +268,7 @@ func TestHoldOrRemove(t *testing.T) {
 			wg.Go(func() {
 				var held *image.HeldError
 				var missing *image.NotFoundError
-				if err := o.store.Remove(img.Name); err != nil && !errors.As(err, &held) && !errors.As(err, &missing) {
+				if _, err := o.store.Remove(img.Name); err != nil && !errors.As(err, &held) && !errors.As(err, &missing) {
 					t.Errorf("Remove in a race: %v", err)
 				}
 			})
@@ -278,7 +286,7 @@ func TestConcurrentImports(t *testing.T) {
 	won := 0
 	for range 8 {
 		wg.Go(func() {
-			_, err := o.store.Import(context.Background(), src, "one")
+			_, err := take(context.Background(), o.store, src, "one")
 			var there *image.ExistsError
 			mu.Lock()
 			defer mu.Unlock()
@@ -300,7 +308,7 @@ func TestConcurrentImports(t *testing.T) {
 // leave, no half image is seen, and the next import removes the rest.
 func TestKilledImport(t *testing.T) {
 	if dir := os.Getenv("ENGINE_IMAGE_TEST_STORE"); dir != "" {
-		_, err := image.Store{Dir: dir}.Import(context.Background(), os.Getenv("ENGINE_IMAGE_TEST_SRC"), "killed")
+		_, err := take(context.Background(), image.Store{Dir: dir}, os.Getenv("ENGINE_IMAGE_TEST_SRC"), "killed")
 		must(t, err)
 		return
 	}
@@ -309,7 +317,7 @@ func TestKilledImport(t *testing.T) {
 	for i := range 300 {
 		must(t, os.WriteFile(filepath.Join(src, fmt.Sprint("f", i)), []byte(strings.Repeat("x", 10000)), 0o644))
 	}
-	want, err := o.store.Import(context.Background(), src, "whole")
+	want, err := take(context.Background(), o.store, src, "whole")
 	must(t, err)
 	importer := func() *exec.Cmd {
 		cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
@@ -317,7 +325,7 @@ func TestKilledImport(t *testing.T) {
 		return cmd
 	}
 	start := time.Now()
-	must(t, importer().Run(), o.store.Remove("killed"))
+	must(t, importer().Run(), remove(o.store, "killed"))
 	whole := time.Since(start)
 	const rounds = 30
 	finished := 0
@@ -335,13 +343,13 @@ func TestKilledImport(t *testing.T) {
 			if img.Digest != want.Digest {
 				t.Errorf("image of a killed import has digest %s, want %s", img.Digest, want.Digest)
 			}
-			must(t, o.store.Remove("killed"))
+			must(t, remove(o.store, "killed"))
 		case !errors.As(err, &missing):
 			t.Errorf("Open after a killed import: %v", err)
 		}
 	}
 	t.Logf("%d of %d imports came to an end", finished, rounds)
-	_, err = o.store.Import(context.Background(), src, "after")
+	_, err = take(context.Background(), o.store, src, "after")
 	must(t, err)
 	checkNoRest(t, o.store)
 }
@@ -350,7 +358,7 @@ func TestCancelledImport(t *testing.T) {
 	o := newOutside(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, err := o.store.Import(ctx, makeTree(t), "x"); !errors.Is(err, context.Canceled) {
+	if _, err := take(ctx, o.store, makeTree(t), "x"); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled Import = %v, want %v", err, context.Canceled)
 	}
 	checkNoRest(t, o.store)
@@ -394,7 +402,7 @@ func TestArchitecture(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := o.importBytes(t, fmt.Sprint("arch", i), archive(t, tt.items...))
-			var arch *image.ArchError
+			var arch *image.PlatformError
 			if tt.ok && err != nil || !tt.ok && !errors.As(err, &arch) {
 				t.Errorf("Import = %v, want it to work: %v", err, tt.ok)
 			}

@@ -1,4 +1,4 @@
-package image
+package tree
 
 import (
 	"context"
@@ -15,37 +15,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// facts is what one pass over a finished tree finds out.
-type facts struct {
-	digest string // "sha256:…"
-	disk   int64  // bytes allocated
-	arch   string // of its programs; "" when it has none
-	top    map[string]bool
+// Facts is what one pass over a finished tree finds out.
+type Facts struct {
+	Digest string          // "sha256:…", of a listing of the tree
+	Disk   int64           // bytes allocated
+	Arch   string          // of its programs, as Go calls it; "" when it has none
+	Teller string          // the program that tells
+	Top    map[string]bool // names of the top directory
 }
 
-// inspectTree reads every byte of a finished tree. The digest is the SHA-256 of a
+// Inspect reads every byte of a finished tree. The digest is the SHA-256 of a
 // listing with one line per entry, in the order of a walk: what kind it is, its mode,
 // owner, time in whole seconds (all an archive is sure to hold), name, and then a
 // file's size, content's SHA-256 and attributes or a link's target. Whether two names
 // are one file does not count. The same tree gives the same digest, whichever kind of
 // source it came from.
-func inspectTree(ctx context.Context, root *os.File) (facts, error) {
+func Inspect(ctx context.Context, root *os.File) (Facts, error) {
 	s := survey{ctx: ctx, listing: sha256.New(), seen: map[inode]bool{}, buf: make([]byte, 1<<20)}
-	s.top = map[string]bool{}
-	w := walker{visit: s.visit}
-	if err := w.walk(root); err != nil {
-		return facts{}, err
+	s.Top = map[string]bool{}
+	if _, err := Walk(root, s.visit); err != nil {
+		return Facts{}, err
 	}
-	if err := s.program.check(); err != nil {
-		return facts{}, err
-	}
-	s.digest = "sha256:" + hex.EncodeToString(s.listing.Sum(nil))
-	s.arch = s.program.arch
-	return s.facts, nil
+	s.Digest = "sha256:" + hex.EncodeToString(s.listing.Sum(nil))
+	s.Arch, s.Teller = s.program.arch, s.program.file
+	return s.Facts, nil
 }
 
 type survey struct {
-	facts
+	Facts
 	ctx     context.Context
 	listing hash.Hash
 	seen    map[inode]bool // files of several names that were counted
@@ -53,41 +50,41 @@ type survey struct {
 	buf     []byte
 }
 
-func (s *survey) visit(f found) error {
+func (s *survey) visit(f Found) error {
 	if err := s.ctx.Err(); err != nil {
 		return err
 	}
-	id := inode{uint64(f.stat.Dev), f.stat.Ino}
+	id := inode{uint64(f.Stat.Dev), f.Stat.Ino}
 	if !s.seen[id] {
-		s.disk += f.stat.Blocks * 512
+		s.Disk += f.Stat.Blocks * 512
 	}
-	if f.kind() == unix.S_IFREG && f.stat.Nlink > 1 {
+	if f.Kind() == unix.S_IFREG && f.Stat.Nlink > 1 {
 		s.seen[id] = true
 	}
-	if f.dir != nil && f.path == f.name && f.path != "." {
-		s.top[f.name] = true
+	if f.Dir != nil && f.Path == f.Name && f.Path != "." {
+		s.Top[f.Name] = true
 	}
-	fmt.Fprintf(s.listing, "%o %d %d %d %q", f.stat.Mode, f.stat.Uid, f.stat.Gid, f.stat.Mtim.Sec, f.path)
+	fmt.Fprintf(s.listing, "%o %d %d %d %q", f.Stat.Mode, f.Stat.Uid, f.Stat.Gid, f.Stat.Mtim.Sec, f.Path)
 	var err error
-	switch f.kind() {
+	switch f.Kind() {
 	case unix.S_IFREG:
 		err = s.file(f)
 	case unix.S_IFLNK:
 		var target string
-		target, err = f.readlink()
+		target, err = f.Readlink()
 		fmt.Fprintf(s.listing, " %q", target)
 	case unix.S_IFDIR:
 		err = s.directory(f)
 	}
 	if err != nil {
-		return fmt.Errorf("cannot read back image file=%s: %w", quote(f.path), err)
+		return fmt.Errorf("cannot read back image file=%s: %w", Quote(f.Path), err)
 	}
 	_, err = io.WriteString(s.listing, "\n")
 	return err
 }
 
-func (s *survey) file(f found) error {
-	file, err := f.open()
+func (s *survey) file(f Found) error {
+	file, err := f.Open()
 	if err != nil {
 		return err
 	}
@@ -105,23 +102,23 @@ func (s *survey) file(f found) error {
 	if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		return err
 	}
-	fmt.Fprintf(s.listing, " %d %x", f.stat.Size, h.Sum(nil))
+	fmt.Fprintf(s.listing, " %d %x", f.Stat.Size, h.Sum(nil))
 	return s.attributes(file)
 }
 
-func (s *survey) directory(f found) error {
-	fd, err := unix.Openat(int(f.dir.Fd()), f.name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+func (s *survey) directory(f Found) error {
+	fd, err := unix.Openat(int(f.Dir.Fd()), f.Name, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
-	dir := os.NewFile(uintptr(fd), f.path)
+	dir := os.NewFile(uintptr(fd), f.Path)
 	defer dir.Close()
 	return s.attributes(dir)
 }
 
 func (s *survey) attributes(f *os.File) error {
-	return xattrs(f, func(name string, value []byte) error {
-		if keepXattr(name) {
+	return Xattrs(f, func(name string, value []byte) error {
+		if KeepXattr(name) {
 			fmt.Fprintf(s.listing, " %q=%q", name, value)
 		}
 		return nil
@@ -143,9 +140,9 @@ type programs struct {
 }
 
 // see looks at the start of a file.
-func (p *programs) see(f found, start []byte) {
+func (p *programs) see(f Found, start []byte) {
 	const minimal = 20
-	if f.stat.Mode&0o111 == 0 || len(start) < minimal || string(start[:4]) != "\x7fELF" {
+	if f.Stat.Mode&0o111 == 0 || len(start) < minimal || string(start[:4]) != "\x7fELF" {
 		return
 	}
 	order := binary.ByteOrder(binary.LittleEndian)
@@ -163,7 +160,7 @@ func (p *programs) see(f found, start []byte) {
 	}
 	rank := len(tellers) + 2
 	for i, path := range tellers {
-		if path == f.path {
+		if path == f.Path {
 			rank = i + 1
 		}
 	}
@@ -171,13 +168,24 @@ func (p *programs) see(f found, start []byte) {
 		rank = len(tellers) + 1 // one program that runs here is enough
 	}
 	if p.rank == 0 || rank < p.rank {
-		p.arch, p.file, p.rank = arch, f.path, rank
+		p.arch, p.file, p.rank = arch, f.Path, rank
 	}
 }
 
-func (p *programs) check() error {
-	if p.arch == "" || p.arch == runtime.GOARCH {
+// Disk returns the bytes that a tree's files take on disk.
+func Disk(root *os.File) (int64, error) {
+	var disk int64
+	seen := map[inode]bool{}
+	_, err := Walk(root, func(f Found) error {
+		if f.Kind() == unix.S_IFREG && f.Stat.Nlink > 1 {
+			id := inode{uint64(f.Stat.Dev), f.Stat.Ino}
+			if seen[id] {
+				return nil
+			}
+			seen[id] = true
+		}
+		disk += f.Stat.Blocks * 512
 		return nil
-	}
-	return &ArchError{File: p.file, Image: p.arch, Host: runtime.GOARCH}
+	})
+	return disk, err
 }

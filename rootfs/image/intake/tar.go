@@ -1,19 +1,21 @@
-package image
+package intake
 
 import (
 	"archive/tar"
 	"bufio"
 	"bytes"
-	"compress/gzip"
 	"encoding/binary"
 	"errors"
 	"io"
 	"math/bits"
 	"strings"
 
+	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 	"github.com/ulikunitz/xz"
 	"golang.org/x/sys/unix"
+
+	"github.com/direct-oci/engine/rootfs/image/tree"
 )
 
 const (
@@ -24,16 +26,13 @@ const (
 	xattrRecord = "SCHILY.xattr."
 )
 
-// importTar unpacks src into t, and returns what kind of archive it was.
-func importTar(t *tree, src io.Reader) (kind string, err error) {
-	stream, kind, err := decompress(src)
-	if err != nil {
-		return kind, err
-	}
-	defer stream.Close()
-	limit := t.maxBytes + maxOverhead
+// putTar unpacks a plain archive into w, and reads the stream to its end. A layer may
+// change nothing and have no entry, and some tools end one without the mark that is
+// due, which the layer's digest makes up for.
+func putTar(w *tree.Writer, stream io.Reader, layer bool) error {
+	limit := w.MaxBytes() + maxOverhead
 	if limit < 0 {
-		limit = t.maxBytes
+		limit = w.MaxBytes()
 	}
 	in := &boundedReader{r: stream, left: limit, limit: limit}
 	r := tar.NewReader(in)
@@ -41,20 +40,21 @@ func importTar(t *tree, src io.Reader) (kind string, err error) {
 		before := in.left
 		h, err := r.Next()
 		switch {
-		case errors.Is(err, io.EOF) && t.counts.Entries == 0:
-			return kind, errors.New("it is not a tar archive, or an empty one")
-		case errors.Is(err, io.EOF) && before-in.left < blockSize:
-			return kind, io.ErrUnexpectedEOF // no more than padding came: the end mark is missing
+		case errors.Is(err, io.EOF) && w.Counts.Entries == 0 && !layer:
+			return errors.New("it is not a tar archive, or an empty one")
+		case errors.Is(err, io.EOF) && before-in.left < blockSize && !layer:
+			return io.ErrUnexpectedEOF // no more than padding came: the end mark is missing
 		case errors.Is(err, io.EOF):
-			return kind, nil
+			_, err := io.Copy(io.Discard, in) // padding, which belongs to the digest
+			return err
 		case err != nil:
-			return kind, err
+			return err
 		}
-		if err := putHeader(t, h, r); err != nil {
-			return kind, err
+		if err := putHeader(w, h, r); err != nil {
+			return err
 		}
 		if _, err := io.Copy(io.Discard, r); err != nil { // content of what was left out
-			return kind, err
+			return err
 		}
 	}
 }
@@ -68,50 +68,50 @@ type boundedReader struct {
 
 func (b *boundedReader) Read(p []byte) (int, error) {
 	if b.left <= 0 {
-		return 0, &LimitError{What: "bytes of an unpacked archive", Limit: b.limit}
+		return 0, &tree.LimitError{What: "bytes of an unpacked archive", Limit: b.limit}
 	}
 	n, err := b.r.Read(p[:min(int64(len(p)), b.left)])
 	b.left -= int64(n)
 	return n, err
 }
 
-func putHeader(t *tree, h *tar.Header, content io.Reader) error {
-	e := entry{
-		unsafePath: h.Name,
-		mode:       uint32(h.Mode) & 0o7777,
-		mtime:      unix.Timespec{Sec: h.ModTime.Unix(), Nsec: int64(h.ModTime.Nanosecond())},
-		size:       h.Size,
-		unsafeLink: h.Linkname,
-		xattrs:     recordedXattrs(h),
+func putHeader(t *tree.Writer, h *tar.Header, content io.Reader) error {
+	e := tree.Entry{
+		UnsafePath: h.Name,
+		Mode:       uint32(h.Mode) & 0o7777,
+		Mtime:      unix.Timespec{Sec: h.ModTime.Unix(), Nsec: int64(h.ModTime.Nanosecond())},
+		Size:       h.Size,
+		UnsafeLink: h.Linkname,
+		Xattrs:     recordedXattrs(h),
 	}
 	if int64(h.Uid) != int64(uint32(h.Uid)) || int64(h.Gid) != int64(uint32(h.Gid)) {
-		return &EntryError{Entry: h.Name, Why: "its owner is not a number that Linux can store"}
+		return &tree.EntryError{Entry: h.Name, Why: "its owner is not a number that Linux can store"}
 	}
-	e.uid, e.gid = uint32(h.Uid), uint32(h.Gid)
+	e.UID, e.GID = uint32(h.Uid), uint32(h.Gid)
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
-		e.kind, e.content = unix.S_IFREG, content
+		e.Kind, e.Content = unix.S_IFREG, content
 		if strings.HasSuffix(h.Name, "/") { // how old archives spell a directory
-			e.kind, e.content = unix.S_IFDIR, nil
+			e.Kind, e.Content = unix.S_IFDIR, nil
 		}
 	case tar.TypeDir:
-		e.kind = unix.S_IFDIR
+		e.Kind = unix.S_IFDIR
 	case tar.TypeSymlink:
-		e.kind, e.mode = unix.S_IFLNK, 0o777
+		e.Kind, e.Mode = unix.S_IFLNK, 0o777
 	case tar.TypeLink:
-		e.kind = hardLink
+		e.Kind = tree.HardLink
 	case tar.TypeXGlobalHeader:
-		return t.count() // a comment
+		return t.Count() // a comment
 	case tar.TypeFifo:
-		t.counts.Pipes++
-		return t.count()
+		t.Counts.Pipes++
+		return t.Count()
 	case tar.TypeChar, tar.TypeBlock:
-		t.counts.Devices++
-		return t.count()
+		t.Counts.Devices++
+		return t.Count()
 	default:
-		return &EntryError{Entry: h.Name, Why: "tar entries of type " + quote(string(h.Typeflag)) + " are unknown"}
+		return &tree.EntryError{Entry: h.Name, Why: "tar entries of type " + tree.Quote(string(h.Typeflag)) + " are unknown"}
 	}
-	return t.put(e)
+	return t.Put(e)
 }
 
 func recordedXattrs(h *tar.Header) map[string]string {
