@@ -22,7 +22,7 @@ STATIC_CGO := -linkmode external -extldflags "-static -Wl,--build-id=none"
 RUNSC_VERSION = $(shell sed -n 's/.*gvisor.dev\/gvisor v[0-9.]*-\([0-9]\{8\}\)[0-9]*-\([0-9a-f]*\).*/release-\1-\2/p' integration/tools/runsc/go.mod)
 
 # Where the tests meet the kernel: these run in the test machine.
-VM_TESTS ?= ./cgroups/... ./rootfs/... ./integration ./integration/testenv
+VM_TESTS ?= ./cgroups/... ./rootfs/... ./integration ./integration/testenv ./integration/runner
 VM := build/vm/vm
 LINT := build/lint
 
