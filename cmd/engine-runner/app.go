@@ -26,6 +26,7 @@ const (
 type app struct {
 	stdin, stdout, stderr *os.File
 
+	inline     []byte // the config, if it was all in the environment
 	configPath string
 	stateDir   string // from the command line; "": the config's
 	runDir     string
@@ -194,7 +195,7 @@ func (a *app) input(arg string) ([]byte, error) {
 
 // loadConfig reads the config, with the directories of the command line in it.
 func (a *app) loadConfig() (config.Config, error) {
-	c, err := config.Load(a.configPath)
+	c, err := a.readConfig()
 	if err != nil {
 		return config.Config{}, err
 	}
@@ -207,6 +208,13 @@ func (a *app) loadConfig() (config.Config, error) {
 		}
 	}
 	return c, nil
+}
+
+func (a *app) readConfig() (config.Config, error) {
+	if a.configPath == "" && a.inline != nil {
+		return config.Parse("$"+config.Variable, a.inline)
+	}
+	return config.Load(a.configPath)
 }
 
 // runner makes a runner of the config.

@@ -8,11 +8,18 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/direct-oci/engine/engine"
 )
 
 func main() {
+	app := newApp(os.Stdin, os.Stdout, os.Stderr)
+	var err error
+	if app.inline, err = takeConfig(); err != nil {
+		os.Exit(app.refuse(engine.Failed("no_descriptors", "cannot take the config from the environment: %w", err)))
+	}
 	shield()
-	os.Exit(newApp(os.Stdin, os.Stdout, os.Stderr).main(os.Args[1:]))
+	os.Exit(app.main(os.Args[1:]))
 }
 
 // shield keeps secrets out of core files, and out of reach of other processes of the

@@ -87,7 +87,7 @@ func (a *app) stateOf() string {
 	if a.stateDir != "" {
 		return a.stateDir
 	}
-	if c, err := config.Load(a.configPath); err == nil {
+	if c, err := a.readConfig(); err == nil {
 		return c.State()
 	}
 	return config.DefaultStateDir

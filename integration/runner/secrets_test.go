@@ -36,6 +36,32 @@ func TestCanaries(t *testing.T) {
 	})
 }
 
+// TestConfigInTheEnvironment gives the whole config, secrets included, in one
+// environment variable.
+func TestConfigInTheEnvironment(t *testing.T) {
+	b := newBed(t, "embedded", "")
+	text, err := os.ReadFile(b.path("config.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := b.spec(`test ${#TOKEN} = 19 && echo started >&2 && sleep 1`, `,"secrets":["TOKEN"]`)
+	// It stands in for the file, of which the search knows.
+	inline := strings.Replace(string(text), "{file: "+b.path("token")+"}", token, 1)
+	b.write("key", inline)
+	approval := b.approve("workload.execute", spec)
+	log := b.path("log")
+	p := testenv.Start(t, nil, "sh", "-c", `ENGINE_CONFIG="$(cat "$1")" && export ENGINE_CONFIG && shift && exec "$@" 2>`+log, "sh", b.path("key"),
+		testenv.Binary(t, "engine"), "call", "shop", "workload.execute", "@"+spec, "--approval", approval)
+	testenv.WaitFor(t, testenv.Patience, "the program to run", func() bool {
+		data, err := os.ReadFile(log)
+		return err == nil && strings.Contains(string(data), "started")
+	})
+	b.search(t, "with the config in the environment")
+	if call := p.Wait(t); call.Status != 0 {
+		t.Fatalf("%s", call)
+	}
+}
+
 var canaries = [][]byte{[]byte(token), []byte("canary-line-9b2e77")}
 
 func hit(data []byte) bool {
