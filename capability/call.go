@@ -159,8 +159,12 @@ func (c *call) do(ctx context.Context) (Reply, error) {
 	for _, w := range p.Warnings {
 		c.Log("warning: " + w)
 	}
-	// Secrets are read before an approval is used up for a run that could not have them,
-	// and given to nobody before.
+	auth, burn, err := c.verify(p)
+	if err != nil {
+		return Reply{}, errors.Join(err, c.note(audit.Entry{Event: "approval", Authorised: map[string]any{"refused": err.Error()}}))
+	}
+	// No secret is read for a call that nobody approved, and no run of an approval is used
+	// up for one whose secrets are not to be had.
 	secrets, err := c.secrets(ctx, p.Bound.Secrets)
 	if err != nil {
 		return Reply{}, err
@@ -170,8 +174,7 @@ func (c *call) do(ctx context.Context) (Reply, error) {
 			clear(v)
 		}
 	}()
-	auth, err := c.authorise(p)
-	if err != nil {
+	if auth, err = c.authorise(p, auth, burn); err != nil {
 		return Reply{}, err
 	}
 	if len(p.Bound.Secrets) > 0 {
@@ -215,20 +218,21 @@ type Authorised struct {
 	Local    bool   `json:"local"`    // nobody agreed: development mode
 }
 
-// authorise decides whether the run may begin, and uses up one run of its approval.
-func (c *call) authorise(p Prepared) (Authorised, error) {
-	auth, err := c.verify(p)
+// authorise uses up one run of the approval, if there is one, and notes who agreed.
+func (c *call) authorise(p Prepared, auth Authorised, burn func() (int, error)) (Authorised, error) {
+	var err error
+	if burn != nil {
+		auth.Run, err = burn()
+	}
 	line := audit.Entry{Event: "approval", Authorised: auth}
 	if err != nil {
+		err = c.approvalError(err)
 		line.Authorised = map[string]any{"refused": err.Error()}
 	}
-	if noteErr := c.note(line); noteErr != nil {
-		return auth, errors.Join(err, noteErr)
-	}
-	if err != nil {
+	if err := errors.Join(err, c.note(line)); err != nil {
 		return auth, err
 	}
-	if auth.Approver != "" || auth.Local {
+	if auth.Approver != "" {
 		// For the next reviewer to compare with. It decides nothing, so a full disk does
 		// not keep the run from happening.
 		if err := c.runner.Approved.Save(p); err != nil {
@@ -238,39 +242,44 @@ func (c *call) authorise(p Prepared) (Authorised, error) {
 	return auth, nil
 }
 
-func (c *call) verify(p Prepared) (Authorised, error) {
+// verify decides whether the run may begin. burn, which is nil where there is no
+// approval, uses up one run of it.
+func (c *call) verify(p Prepared) (auth Authorised, burn func() (int, error), err error) {
 	info := c.entry.info
 	switch {
 	case info.Hazard == Read && c.Approval == nil:
-		return Authorised{}, nil
+		return Authorised{}, nil, nil
 	case c.Approval == nil && c.ApproveLocally && c.runner.Development:
 		c.Log("warning: development mode: nobody has approved this")
-		return Authorised{Local: true}, nil
+		return Authorised{Local: true}, nil, nil
 	case c.Approval == nil && c.ApproveLocally:
-		return Authorised{}, engine.Refused("not_approved", "cannot approve %s locally: this runner is not in development mode", info.Name).
+		return Authorised{}, nil, engine.Refused("not_approved", "cannot approve %s locally: this runner is not in development mode", info.Name).
 			WithFix("get an approval with engine approve")
 	case c.Approval == nil:
-		return Authorised{}, engine.Refused("not_approved", "cannot run %s of project=%s without an approval: its hazard is %s", info.Name, c.Project, info.Hazard).
+		return Authorised{}, nil, engine.Refused("not_approved", "cannot run %s of project=%s without an approval: its hazard is %s", info.Name, c.Project, info.Hazard).
 			WithFix("get an approval with engine approve, and give it with --approval")
 	}
 	s, err := approval.Verify(*c.Approval, c.project.Approvers, p.Bound, time.Now())
-	var field *signed.FieldError
-	if err == nil {
-		var n int
-		if n, err = c.runner.Burned.Burn(*c.Approval, s); err == nil {
-			sum := sha256.Sum256(c.Approval.Payload)
-			return Authorised{Approver: s.Approver, KeyID: c.Approval.KeyID, Nonce: s.Nonce, Run: n, MaxRuns: s.MaxRuns, Approved: hex.EncodeToString(sum[:])}, nil
-		}
+	if err != nil {
+		return Authorised{}, nil, c.approvalError(err)
 	}
+	sum := sha256.Sum256(c.Approval.Payload)
+	auth = Authorised{Approver: s.Approver, KeyID: c.Approval.KeyID, Nonce: s.Nonce, MaxRuns: s.MaxRuns, Approved: hex.EncodeToString(sum[:])}
+	return auth, func() (int, error) { return c.runner.Burned.Burn(*c.Approval, s) }, nil
+}
+
+// approvalError says why an approval does not help.
+func (c *call) approvalError(err error) *engine.Error {
+	var field *signed.FieldError
 	switch {
 	case errors.As(err, &field):
-		return Authorised{}, engine.Refused("approval_refused", "cannot run %s with this approval: %w", info.Name, err).
+		return engine.Refused("approval_refused", "cannot run %s with this approval: %w", c.Capability, err).
 			WithFix("get an approval of exactly this with engine approve")
 	case errors.Is(err, approval.ErrUsedUp):
-		return Authorised{}, engine.Refused("approval_used", "cannot run %s with this approval: %w", info.Name, err).
+		return engine.Refused("approval_used", "cannot run %s with this approval: %w", c.Capability, err).
 			WithFix("get a new approval with engine approve")
 	default:
-		return Authorised{}, engine.Failed("no_record", "%w", err)
+		return engine.Failed("no_record", "%w", err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package action
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -48,20 +49,8 @@ func Load(dir string, profile sandbox.Profile) ([]capability.Capability, []capab
 
 // Open reads one action and checks all of it that can be checked without running it.
 func Open(dir string, profile sandbox.Profile) (*Action, error) {
-	root, err := os.OpenRoot(dir)
+	m, _, err := read(dir)
 	if err != nil {
-		return nil, err
-	}
-	defer root.Close()
-	m, err := readManifest(root)
-	if err != nil {
-		return nil, err
-	}
-	files, err := readFiles(root)
-	if err != nil {
-		return nil, err
-	}
-	if _, err := m.command(files); err != nil {
 		return nil, err
 	}
 	return &Action{dir, profile, m}, nil
@@ -91,20 +80,14 @@ type Output struct {
 // Prepare implements capability.Capability. The manifest counts as it is now, and not
 // as it was when the action was loaded.
 func (a *Action) Prepare(_ context.Context, ask capability.Ask) (capability.Prepared, error) {
-	now, err := Open(a.dir, a.profile)
+	m, files, err := read(a.dir)
 	if err != nil {
 		return capability.Prepared{}, engine.Failed("broken_capability", "cannot use action=%s: %w", a.manifest.Name, err)
 	}
-	root, err := os.OpenRoot(a.dir)
-	if err != nil {
-		return capability.Prepared{}, engine.Failed("broken_capability", "cannot use action=%s: %w", a.manifest.Name, err)
+	if m.Name != a.manifest.Name || m.Hazard != a.manifest.Hazard || !bytes.Equal(m.Input, a.manifest.Input) {
+		return capability.Prepared{}, engine.Failed("broken_capability", "cannot use action=%s: it was exchanged a moment ago", a.manifest.Name)
 	}
-	defer root.Close()
-	files, err := readFiles(root)
-	if err != nil {
-		return capability.Prepared{}, engine.Failed("broken_capability", "cannot use action=%s: %w", a.manifest.Name, err)
-	}
-	return now.prepare(ask, files)
+	return (&Action{a.dir, a.profile, m}).prepare(ask, files)
 }
 
 func (a *Action) prepare(ask capability.Ask, files []engine.File) (capability.Prepared, error) {

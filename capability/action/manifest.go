@@ -73,18 +73,34 @@ const manifestSchema = `{
 }`
 
 const (
-	maxManifest = 1 << 20
-	maxFiles    = 4096
-	maxBytes    = 32 << 20
+	maxFiles = 4096
+	maxBytes = 32 << 20
 )
 
-// readManifest reads what the directory says about itself. The error is about all
-// that is wrong with it.
-func readManifest(root *os.Root) (manifest, error) {
-	data, err := readFile(root, ManifestName, maxManifest)
+// read reads an action once: its files, and the manifest that is one of them. The error
+// is about all that is wrong with the manifest.
+func read(dir string) (manifest, []engine.File, error) {
+	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return manifest{}, fmt.Errorf("cannot read %s: %w", ManifestName, err)
+		return manifest{}, nil, err
 	}
+	defer root.Close()
+	files, err := readFiles(root)
+	if err != nil {
+		return manifest{}, nil, err
+	}
+	i := slices.IndexFunc(files, func(f engine.File) bool { return f.Path == ManifestName })
+	if i < 0 {
+		return manifest{}, nil, fmt.Errorf("cannot read %s: there is none", ManifestName)
+	}
+	m, err := parseManifest(files[i].Data)
+	if err == nil {
+		_, err = m.command(files)
+	}
+	return m, files, err
+}
+
+func parseManifest(data []byte) (manifest, error) {
 	v, err := jsjson.Parse(data)
 	if err != nil {
 		return manifest{}, fmt.Errorf("cannot read %s: %w", ManifestName, err)

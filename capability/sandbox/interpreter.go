@@ -6,9 +6,13 @@ import "strings"
 // then "". It is not known for every file.
 func Interpreter(path, contents string) (program string, known bool) {
 	for _, i := range []struct{ ending, program string }{
-		{".ts", "tsx"}, {".tsx", "tsx"},
-		{".js", "node"}, {".mjs", "node"}, {".cjs", "node"},
-		{".py", "python3"}, {".sh", "sh"},
+		{".ts", "tsx"},
+		{".tsx", "tsx"},
+		{".js", "node"},
+		{".mjs", "node"},
+		{".cjs", "node"},
+		{".py", "python3"},
+		{".sh", "sh"},
 	} {
 		if strings.HasSuffix(path, i.ending) {
 			return i.program, true
