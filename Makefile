@@ -24,7 +24,7 @@ RUNSC_VERSION = $(shell sed -n 's/.*gvisor.dev\/gvisor v[0-9.]*-\([0-9]\{8\}\)[0
 # Where the tests meet the kernel: these run in the test machine.
 VM_TESTS ?= ./cgroups ./rootfs ./integration
 # More of them, in a second machine beside the first: each keeps one processor busy.
-VM_TESTS_BESIDE ?= ./integration/testenv ./integration/network ./integration/faults
+VM_TESTS_BESIDE ?= ./integration/testenv ./integration/runner ./integration/network ./integration/faults
 VM := build/vm/vm
 LINT := build/lint
 
@@ -37,12 +37,15 @@ setup: ## install the Debian packages and the Go that are missing (as root)
 	@hack/setup.sh
 
 .PHONY: build
-build: bin/engine bin/engine-image bin/engine-monitor bin/engine-init ## build the engine's static binaries into bin/
+build: bin/engine bin/engine-runner bin/engine-image bin/engine-monitor bin/engine-init ## build the engine's static binaries into bin/
 
 # Go decides itself what is out of date.
-.PHONY: bin/engine bin/engine-image bin/engine-monitor bin/engine-init
+.PHONY: bin/engine bin/engine-runner bin/engine-image bin/engine-monitor bin/engine-init
 bin/engine: | setup
 	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w $(STAMP)' -o $@ ./cmd/engine
+
+bin/engine-runner: | setup
+	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w $(STAMP)' -o $@ ./cmd/engine-runner
 
 bin/engine-image: | setup
 	CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w' -o $@ ./cmd/engine-image

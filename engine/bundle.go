@@ -28,6 +28,9 @@ func (h Host) Bundle(ctx context.Context, req Request, dir string) error {
 	if req.Egress.Mode() != "none" {
 		return Refused("bad_network", "cannot write network=%s into a bundle: only the engine can keep its policy", req.Egress.Mode())
 	}
+	if len(req.Files) > 0 {
+		return Refused("bad_file", "cannot write file=%q into a bundle: only the engine can bring files along", req.Files[0].Path)
+	}
 	h, err := h.resolved()
 	if err != nil {
 		return err

@@ -44,6 +44,16 @@ func openRuntime(info ociruntime.Info, embedded ociruntime.Runtime) (ociruntime.
 	return ociruntime.New(info.Name, info.Path, info.Version)
 }
 
+// ImageDigest returns the digest of an imported image, which a request may name in
+// ImageDigest. The error is an *Error.
+func (h Host) ImageDigest(name string) (string, error) {
+	img, err := image.Store{Dir: h.withDirs().imageDir()}.Open(name)
+	if err != nil {
+		return "", Refused("no_image", "%w", err)
+	}
+	return img.Digest, nil
+}
+
 // imageRoot is the file system that a run starts from.
 type imageRoot struct {
 	info   ImageInfo
@@ -94,6 +104,9 @@ func findImage(h Host, req Request) (image.Image, error) {
 	}
 	if err != nil {
 		return img, Refused("no_image", "%w", err)
+	}
+	if req.ImageDigest != "" && req.ImageDigest != img.Digest {
+		return img, Refused("other_image", "cannot use image=%s: it is %s, and %s was asked for", img.Name, img.Digest, req.ImageDigest)
 	}
 	if host := "linux/" + runtime.GOARCH; img.Platform != "" && img.Platform != host && !strings.HasPrefix(img.Platform, host+"/") {
 		return img, Refused("no_image", "%w", &image.PlatformError{Image: img.Name, Has: []string{img.Platform}, Want: host})

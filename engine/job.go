@@ -58,6 +58,9 @@ func environ(lists ...[]string) []string {
 // job is what engine-init is to start.
 func (sb *sandbox) job() initwire.Job {
 	env, files := secretEnv(sb.Secrets)
+	for i, f := range sb.Request.Files {
+		files = append(files, initwire.File{Path: path.Join(workDir, f.Path), Data: sb.FileData[i], Mode: f.Mode, Parents: true})
+	}
 	deadline := sb.Request.Limits.Timeout + initGrace
 	if deadline > initwire.MaxDeadline {
 		deadline = initwire.MaxDeadline
@@ -107,7 +110,7 @@ func secretEnv(secrets []Secret) (env []string, files []initwire.File) {
 		}
 		file := path.Join(secretsDir, s.Name)
 		env = append(env, s.Name+"="+file)
-		files = append(files, initwire.File{Path: file, Data: s.Value})
+		files = append(files, initwire.File{Path: file, Data: s.Value, Mode: 0o400})
 	}
 	return env, files
 }

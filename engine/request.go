@@ -16,6 +16,8 @@ type Request struct {
 	// Exactly one of Image and Rootfs names the file system.
 	Image  string `json:"image,omitempty"`  // name of an image in the store
 	Rootfs string `json:"rootfs,omitempty"` // absolute path of a directory on the host
+	// ImageDigest, if not empty, is what Image has to be, or the run is refused.
+	ImageDigest string `json:"imageDigest,omitempty"`
 	// ImageID says which image it was that the name stood for. Start sets it.
 	ImageID string `json:"imageId,omitempty"`
 
@@ -34,6 +36,9 @@ type Request struct {
 	// BestEffortLimits lets the run start where a cgroup controller that a
 	// limit needs is missing; Result.Unenforced then names the limit.
 	BestEffortLimits bool `json:"bestEffortLimits,omitempty"`
+
+	// Files are there when the program starts, below /workload.
+	Files []File `json:"files,omitempty"`
 
 	// SecretNames are the names, without values, of the secrets of this run.
 	SecretNames []string `json:"secretNames,omitempty"`
@@ -63,6 +68,16 @@ type Rlimit struct {
 	Type string `json:"type"`
 	Soft uint64 `json:"soft"`
 	Hard uint64 `json:"hard"`
+}
+
+// File is a file of the program's own. It reaches the sandbox as secrets do, without
+// a trace on the host's disk; the run's record holds its digest.
+type File struct {
+	Path   string `json:"path"`   // below /workload, relative, without empty names, "." or ".."
+	Mode   uint32 `json:"mode"`   // permissions; missing directories on the way get 0755
+	Size   int64  `json:"size"`   // of Data; set by Start
+	SHA256 string `json:"sha256"` // of Data, in hexadecimal; set by Start
+	Data   []byte `json:"-"`
 }
 
 // Secret is a value that the program sees and nobody else. It travels from the

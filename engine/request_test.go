@@ -50,6 +50,18 @@ func TestValidateRefusesWithTheRequestsClass(t *testing.T) {
 		{"no time", "bad_limit", func(r *Request) { r.Limits.Timeout = 0 }},
 		{"time without end", "bad_limit", func(r *Request) { r.Limits.Timeout = 1000 * 24 * time.Hour }},
 		{"a tmpfs over devices", "bad_mount", func(r *Request) { r.Tmpfs = []Tmpfs{{"/dev/x", 1 << 20}} }},
+		{"a file above the workspace", "bad_file", func(r *Request) { r.Files = []File{{Path: "../x"}} }},
+		{"an absolute file", "bad_file", func(r *Request) { r.Files = []File{{Path: "/x"}} }},
+		{"a file without a name", "bad_file", func(r *Request) { r.Files = []File{{Path: "a//b"}} }},
+		{"a file with a backslash", "bad_file", func(r *Request) { r.Files = []File{{Path: `a\b`}} }},
+		{"a file of a name too long", "bad_file", func(r *Request) { r.Files = []File{{Path: strings.Repeat("x", 256)}} }},
+		{"a setuid file", "bad_file", func(r *Request) { r.Files = []File{{Path: "x", Mode: 0o4755}} }},
+		{"a file twice", "bad_file", func(r *Request) { r.Files = []File{{Path: "x"}, {Path: "x"}} }},
+		{"a file for a directory", "bad_file", func(r *Request) { r.Files = []File{{Path: "a/b/c"}, {Path: "a"}} }},
+		{"too many files", "bad_file", func(r *Request) { r.Files = make([]File, maxFiles+1) }},
+		{"files larger than the workspace", "bad_file", func(r *Request) {
+			r.Limits.WorkspaceSize, r.Files = 8192, []File{{Path: "a", Data: make([]byte, 8193)}}
+		}},
 		{"a host name with a slash", "bad_hostname", func(r *Request) { r.Hostname = "a/b" }},
 	}
 	for _, tt := range tests {

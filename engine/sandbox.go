@@ -317,6 +317,7 @@ func (sb *sandbox) send(conn *net.UnixConn, stdin *os.File) {
 	for _, s := range sb.Secrets {
 		clear(s.Value)
 	}
+	sb.FileData = nil
 }
 
 // guest is engine-init, at the other end of its socket.

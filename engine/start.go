@@ -3,12 +3,15 @@ package engine
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io/fs"
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -32,6 +35,7 @@ type hello struct {
 	Hierarchy cgroups.Hierarchy `json:"hierarchy"`
 	Request   Request           `json:"request"`
 	Secrets   []Secret          `json:"secrets"`
+	FileData  [][]byte          `json:"fileData"` // of Request.Files, in this order
 	Plan      plan              `json:"plan"`
 	StartedAt int64             `json:"startedAt"`
 }
@@ -86,6 +90,8 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 	if err := req.Validate(); err != nil {
 		return nil, err
 	}
+	var fileData [][]byte
+	req.Files, fileData = splitFiles(req.Files)
 	if err := ctx.Err(); err != nil {
 		return nil, Refused("cancelled", "cannot start a run: %w", err)
 	}
@@ -121,7 +127,7 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 		record, err := journal.Create(h.StateDir, req.ID)
 		if err == nil {
 			failpoint("after-reserve")
-			return h.begin(record, hello{Version, h, hierarchy, req, secrets, plan, startedAt}, stdio)
+			return h.begin(record, hello{Version, h, hierarchy, req, secrets, fileData, plan, startedAt}, stdio)
 		}
 		if !errors.Is(err, journal.ErrExists) {
 			return nil, Failed("no_record", "%w", err)
@@ -131,6 +137,19 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 			return r, err
 		}
 	}
+}
+
+// splitFiles returns the files as they go on record, and apart from them their bytes.
+func splitFiles(files []File) ([]File, [][]byte) {
+	files = slices.Clone(files)
+	data := make([][]byte, len(files))
+	for i := range files {
+		f := &files[i]
+		sum := sha256.Sum256(f.Data)
+		f.Size, f.SHA256 = int64(len(f.Data)), hex.EncodeToString(sum[:])
+		data[i], f.Data = f.Data, nil
+	}
+	return files, data
 }
 
 // begin starts the run whose record is new and held by this process.

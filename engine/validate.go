@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/direct-oci/engine/engine/journal"
 )
@@ -25,7 +26,10 @@ const (
 	maxID      = 65535 // highest uid or gid of a run's own block
 	maxTmpfs   = 16
 	maxSecret  = 1 << 20 // bytes of one secret
-	maxSecrets = 4 << 20 // of all of them; with the command and the environment they fit into one message
+	maxFiles   = 4096
+	maxFile    = 32 << 20 // bytes of all files together
+	maxPath    = 1024     // bytes of a file's path
+	maxSecrets = 4 << 20  // of all of them; with the command and the environment they fit into one message
 )
 
 // Runtimes are the names a request may give.
@@ -50,7 +54,7 @@ func (r Request) Validate() error {
 	if err := r.Egress.Validate(); err != nil {
 		return Refused("bad_network", "%w", err)
 	}
-	for _, check := range []func() error{r.validateProgram, r.validateUser, r.validateLabels, r.Limits.validate, r.validateBundle} {
+	for _, check := range []func() error{r.validateProgram, r.validateUser, r.validateLabels, r.Limits.validate, r.validateBundle, r.validateFiles} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -173,6 +177,49 @@ func (r Request) validateBundle() error {
 		}
 	}
 	return nil
+}
+
+// validateFiles checks the files as a whole and one by one.
+func (r Request) validateFiles() error {
+	if len(r.Files) > maxFiles {
+		return Refused("bad_file", "cannot accept %d files: the limit is %d", len(r.Files), maxFiles)
+	}
+	var size int64
+	seen := map[string]bool{}
+	for _, f := range r.Files {
+		if !ValidFilePath(f.Path) {
+			return Refused("bad_file", "cannot accept file=%q: want a relative path of at most %d bytes, without empty names, \".\" and \"..\"", f.Path, maxPath)
+		}
+		if f.Mode&^0o777 != 0 {
+			return Refused("bad_file", "cannot accept file=%q of mode %#o: want permissions alone", f.Path, f.Mode)
+		}
+		if seen[f.Path] {
+			return Refused("bad_file", "cannot accept file=%q twice", f.Path)
+		}
+		seen[f.Path] = true
+		size += int64(len(f.Data))
+	}
+	for name := range seen {
+		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+			if seen[dir] {
+				return Refused("bad_file", "cannot accept file=%q: file=%q is where its directory would be", name, dir)
+			}
+		}
+	}
+	if size > min(maxFile, r.Limits.WorkspaceSize) {
+		return Refused("bad_file", "cannot accept files of %d bytes: the limit is %d", size, min(maxFile, r.Limits.WorkspaceSize))
+	}
+	return nil
+}
+
+// ValidFilePath reports whether a file may have this path below /workload.
+func ValidFilePath(unsafePath string) bool {
+	for name := range strings.SplitSeq(unsafePath, "/") {
+		if name == "" || name == "." || name == ".." || len(name) > 255 {
+			return false
+		}
+	}
+	return len(unsafePath) <= maxPath && !strings.ContainsAny(unsafePath, "\x00\\") && utf8.ValidString(unsafePath)
 }
 
 // ValidEnvName reports whether name can be an environment variable in any shell.

@@ -210,6 +210,9 @@ func (sb *sandbox) commandError(f initwire.Frame) error {
 	case f.Stage == initwire.StageCwd:
 		return Refused("bad_workdir", "cannot enter workdir=%q: %w", sb.Request.Workdir, f.Errno).
 			WithFix("choose a directory that the image has and the user may enter")
+	case f.Stage == initwire.StageFiles && (f.Errno == syscall.ENOSPC || f.Errno == syscall.ENOMEM):
+		return Refused("bad_limit", "cannot write the files of command=%q: %w", name, f.Errno).
+			WithFix("raise --workspace-size and --memory")
 	case f.Stage == initwire.StageFork:
 		return Refused("bad_limit", "cannot start command=%q: no process could be made: %w", name, f.Errno).
 			WithFix("raise --pids or --memory")

@@ -94,9 +94,9 @@ digest() {
 	jq -r '.manifests[0].digest' "$out/$1/oci/index.json"
 }
 
-# key is what an image is made from, as far as it is in this directory.
+# key is what an image is made from, as far as it is in this repository.
 key() {
-	cat images/build.sh "images/$1.recipe" images/package*.json | sha256sum | cut -c 1-16
+	cat images/build.sh hack/debian.sh "images/$1.recipe" images/package*.json | sha256sum | cut -c 1-16
 }
 
 [ "$(id -u)" -eq 0 ] || fail "root is needed"

@@ -11,8 +11,8 @@
  *	monitor                    engine-init (pid 1)               job
  *	   |      socket, fd 3         |
  *	   |<------- READY ------------|
- *	   |-------- job ------------->|   arguments, environment, secrets, filter,
- *	   |   + its stdin/out/err     |   stdio as SCM_RIGHTS
+ *	   |-------- job ------------->|   arguments, environment, secrets, files,
+ *	   |   + its stdin/out/err     |   filter, stdio as SCM_RIGHTS
  *	   |                           |--- clone, filter, execve ---->|
  *	   |<------- STARTED ----------|                               |
  *	   |-------- SIGNAL ---------->|--- kill(process group) ------>|
@@ -21,8 +21,11 @@
  *
  * The job may be in the socket before we run. It comes whole or not at all: all
  * of it is received into one mapping and checked (job.c) before anything is done
- * about it. Then secret files are written, the job is started (start.c), the
- * mapping is wiped, and we supervise until the first of: the job's exit, our own
+ * about it. Then its files are written, each new, on a tmpfs and owned by the
+ * job's user: secrets into a directory that the runtime made, the program's own
+ * anywhere below its working directory, with the directories that are missing on
+ * the way. Then the job is started (start.c), the mapping is wiped, and we
+ * supervise until the first of: the job's exit, our own
  * deadline, the end of the socket. Whichever it is, we exit, and with process 1
  * the kernel kills the rest of the pid namespace, however it forked or hid.
  * The job and the monitor are never told apart by content: the socket is ours
@@ -248,7 +251,7 @@ int main(void)
 	send_frame(FRAME_READY, 0, 0, 0);
 	receive_job(&job);
 	deadline = job.deadline;
-	write_secrets(&job);
+	write_files(&job);
 	begun = now(); /* taken before: the job may run, and end, before we do again */
 	pid = start_job(&job);
 	forget_job(&job);

@@ -25,7 +25,7 @@ enum frame_type {
 /* Where starting the job failed. */
 enum stage {
 	STAGE_PROTOCOL = 1,
-	STAGE_SECRETS = 2,
+	STAGE_FILES = 2,
 	STAGE_CWD = 3,
 	STAGE_FILTER = 4,
 	STAGE_EXEC = 5,
@@ -53,7 +53,7 @@ struct job {
 	unsigned filters;       /* 0: no filter */
 	const void *cpus;       /* sched_setaffinity's mask, unaligned */
 	size_t cpus_size;       /* 0: leave the affinity alone */
-	char *files;            /* secret files as they came: path NUL, u32 length, bytes */
+	char *files;            /* secret and other files, as they came */
 	uint32_t file_count;
 	void *memory;
 	size_t memory_size;
@@ -66,7 +66,7 @@ int64_t now(void);
 
 /* job.c */
 void receive_job(struct job *job);
-void write_secrets(const struct job *job);
+void write_files(const struct job *job);
 void forget_job(struct job *job);
 
 /* start.c */

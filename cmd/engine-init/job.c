@@ -5,33 +5,38 @@
  * payload:
  *
  *	cwd NUL | argv, NUL each | envp, NUL each | filter, 8 bytes each |
- *	cpu mask | secret files, each: path NUL, u32 length, bytes
+ *	cpu mask | files, each: path NUL, u32 mode, u32 length, bytes
  *
- * The header counts the parts, and the parts must fill the payload exactly.
- * Anything else is refused before the first side effect.
+ * The header counts the parts, and the parts must fill the payload exactly. The
+ * mode of a file holds its permissions; its highest bit asks for the directories
+ * on its path that are missing. A path is absolute, of two names at least, none
+ * of them empty, "." or "..". Anything else is refused before the first side effect.
  */
 #define _GNU_SOURCE
 #include "init.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
 #define HEADER_MAGIC 0x454e4731u /* "ENG1" */
-#define VERSION      1u
+#define VERSION      2u
 
-#define PAYLOAD_MAX  (8u << 20)
+#define PAYLOAD_MAX  (40u << 20)
 #define STRINGS_MAX  65536u /* of argv and of envp */
 #define FILTERS_MAX  4096u  /* the kernel's BPF_MAXINSNS */
 #define CPUS_MAX     1024u  /* bytes, 8192 CPUs */
-#define FILES_MAX    1024u
+#define FILES_MAX    8192u
 #define DEADLINE_MAX ((uint64_t)1 << 41) /* milliseconds, 69 years: fits as nanoseconds */
 
 #define FILTER_SIZE  8u     /* struct sock_filter */
+#define MODE_PARENTS (1u << 31)
 #define TMPFS_MAGIC  0x01021994
 
 struct header {
@@ -151,22 +156,43 @@ static char *take_string(struct cursor *c)
 	return take(c, (size_t)(end - c->at) + 1);
 }
 
-/* take_file returns the path of the next secret file, its bytes and their number. */
-static char *take_file(struct cursor *c, char **data, uint32_t *size)
-{
-	char *path = take_string(c);
+/* A file of the job, in the payload. */
+struct file {
+	char *path;
+	uint32_t mode;
+	uint32_t size;
+	const char *data;
+};
 
-	memcpy(size, take(c, sizeof *size), sizeof *size);
-	*data = take(c, *size);
-	return path;
+/* A path is cut into its names in place, so that none is longer than the kernel's. */
+static bool acceptable_path(const char *path)
+{
+	unsigned names = 0;
+
+	for (size_t length; *path == '/'; path += length, names++) {
+		length = strcspn(++path, "/");
+		if (length == 0 || length > NAME_MAX || (length == 1 && path[0] == '.') ||
+		    (length == 2 && path[0] == '.' && path[1] == '.'))
+			return false;
+	}
+	return *path == 0 && names >= 2;
+}
+
+static struct file take_file(struct cursor *c)
+{
+	struct file file;
+
+	file.path = take_string(c);
+	memcpy(&file.mode, take(c, sizeof file.mode), sizeof file.mode);
+	memcpy(&file.size, take(c, sizeof file.size), sizeof file.size);
+	file.data = take(c, file.size);
+	return file;
 }
 
 /* check splits the payload into the job's parts. */
 static void check(struct job *job, const struct header *h, char **tables, char *payload)
 {
 	struct cursor c = { payload, h->payload };
-	char *data;
-	uint32_t size;
 
 	job->cwd = take_string(&c);
 	if (job->cwd[0] != '/')
@@ -185,8 +211,12 @@ static void check(struct job *job, const struct header *h, char **tables, char *
 	job->cpus = take(&c, h->cpus);
 	job->file_count = h->files;
 	job->files = c.at;
-	for (uint32_t i = 0; i < h->files; i++)
-		take_file(&c, &data, &size);
+	for (uint32_t i = 0; i < h->files; i++) {
+		struct file file = take_file(&c);
+
+		if (!acceptable_path(file.path) || file.mode & ~(MODE_PARENTS | 0777))
+			malformed();
+	}
 	if (c.left != 0)
 		malformed();
 }
@@ -214,69 +244,93 @@ void receive_job(struct job *job)
 	job->deadline = h.deadline ? now() + (int64_t)h.deadline * 1000000 : 0;
 }
 
-/*** Secrets ***/
+/*** Files ***/
 
-/* open_parent opens the directory of path, cutting path in two; *name is the
- * second part.
- *
- * SECURITY: a secret file is in memory, readable by the job's user alone.
- * A file system of the host would keep it after the run.
- * Holds because: the directory must be on a tmpfs, must not be a symbolic link,
- * and the file must be new; its mode is set when it is made. Not covered: swap,
- * which the cgroup denies. Checked by: TestSecretFiles. */
-static int open_parent(char *path, char **name)
+/* enter opens the directory name in dir, and closes dir. One that is missing is made
+ * if that is asked for and dir is on a tmpfs. */
+static int enter(int dir, const char *name, bool make)
 {
-	char *slash = strrchr(path, '/');
 	struct statfs fs;
-	int dir;
+	int next = openat(dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
 
-	if (path[0] != '/' || slash == path || slash[1] == 0 ||
-	    strcmp(slash, "/.") == 0 || strcmp(slash, "/..") == 0)
-		malformed();
-	*slash = 0;
-	*name = slash + 1;
-	dir = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-	if (dir < 0 || fstatfs(dir, &fs) != 0)
-		fail(STAGE_SECRETS, errno);
+	if (next < 0 && errno == ENOENT && make) {
+		if (fstatfs(dir, &fs) != 0)
+			fail(STAGE_FILES, errno);
+		if (fs.f_type != TMPFS_MAGIC)
+			fail(STAGE_FILES, EXDEV);
+		/* The mode is set again, since making applies the umask. */
+		if (mkdirat(dir, name, 0755) != 0 || fchmodat(dir, name, 0755, 0) != 0)
+			fail(STAGE_FILES, errno);
+		next = openat(dir, name, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+	}
+	if (next < 0)
+		fail(STAGE_FILES, errno);
+	close(dir);
+	return next;
+}
+
+/* open_parent opens the directory of an acceptable path, which it cuts into names;
+ * *name is the last.
+ *
+ * SECURITY: a file of the job is in memory, and a secret is readable by the job's
+ * user alone. A file system of the host would keep it after the run.
+ * Holds because: the directory must be on a tmpfs, no part of the path may be a
+ * symbolic link, the file must be new, and a secret has its mode from its making on.
+ * Not covered: swap, which the cgroup denies. Checked by: TestSecretFiles. */
+static int open_parent(char *path, bool make, char **name)
+{
+	struct statfs fs;
+	int dir = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+
+	if (dir < 0)
+		fail(STAGE_FILES, errno);
+	for (char *slash; (slash = strchr(++path, '/')) != NULL; path = slash) {
+		*slash = 0;
+		dir = enter(dir, path, make);
+	}
+	*name = path;
+	if (fstatfs(dir, &fs) != 0)
+		fail(STAGE_FILES, errno);
 	if (fs.f_type != TMPFS_MAGIC)
-		fail(STAGE_SECRETS, EXDEV);
+		fail(STAGE_FILES, EXDEV);
 	return dir;
 }
 
-static void write_secret(char *path, const char *data, size_t size)
+static void write_file(const struct file *file)
 {
+	mode_t mode = file->mode & 0777;
 	char *name;
-	int dir = open_parent(path, &name);
-	int fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0400);
+	int dir = open_parent(file->path, file->mode & MODE_PARENTS, &name);
+	int fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+	const char *data = file->data;
 
 	if (fd < 0)
-		fail(STAGE_SECRETS, errno);
-	while (size > 0) {
-		ssize_t n = write(fd, data, size);
+		fail(STAGE_FILES, errno);
+	for (size_t left = file->size; left > 0;) {
+		ssize_t n = write(fd, data, left);
 
 		if (n < 0 && errno == EINTR)
 			continue;
 		if (n <= 0)
-			fail(STAGE_SECRETS, n < 0 ? errno : EIO);
+			fail(STAGE_FILES, n < 0 ? errno : EIO);
 		data += n;
-		size -= (size_t)n;
+		left -= (size_t)n;
 	}
-	if (close(fd) != 0)
-		fail(STAGE_SECRETS, errno);
+	/* Again, since making applied the umask. */
+	if (fchmod(fd, mode) != 0 || close(fd) != 0)
+		fail(STAGE_FILES, errno);
 	close(dir);
 }
 
-void write_secrets(const struct job *job)
+void write_files(const struct job *job)
 {
 	char *end = (char *)job->memory + job->memory_size;
 	struct cursor c = { job->files, (size_t)(end - job->files) };
 
 	for (uint32_t i = 0; i < job->file_count; i++) {
-		char *data;
-		uint32_t size;
-		char *path = take_file(&c, &data, &size);
+		struct file file = take_file(&c);
 
-		write_secret(path, data, size);
+		write_file(&file);
 	}
 }
 

@@ -17,16 +17,8 @@ var absent = []struct{ name, what string }{
 	{"apply", "changes to a workspace"},
 	{"discard", "changes to a workspace"},
 	{"step", "runs in several steps"},
-	{"digest", "workload specs"},
 	{"serve", "service"},
-	{"capabilities", "governed runner"},
-	{"call", "governed runner"},
-	{"approve", "governed runner"},
-	{"verify", "governed runner"},
-	{"audit", "governed runner"},
-	{"action", "governed runner"},
-	{"config", "governed runner"},
-	{"controlplane", "governed runner"},
+	{"controlplane", "service"},
 }
 
 func absentCommands() []*cobra.Command {

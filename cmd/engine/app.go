@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/engine/spelling"
 )
 
 // Exit statuses of the engine's own. A run's are engine.ExitStatus.
@@ -27,6 +28,7 @@ const (
 type app struct {
 	stdin, stdout, stderr *os.File
 
+	args   []string
 	host   engine.Host
 	json   bool
 	quiet  bool
@@ -42,6 +44,7 @@ func newApp(stdin, stdout, stderr *os.File) *app {
 
 // main runs the command that args name and returns the exit status.
 func (a *app) main(args []string) int {
+	a.args = args
 	root := a.rootCommand()
 	root.SetArgs(args)
 	root.SetIn(a.stdin)
@@ -162,13 +165,14 @@ func (a *app) rootCommand() *cobra.Command {
 	flags.StringVar(&a.host.StateDir, "state-dir", "/var/lib/engine", "`DIR` of records and images")
 	flags.StringVar(&a.host.RunDir, "run-dir", "/run/engine", "`DIR` of what does not outlive a boot")
 	flags.StringVar(&a.host.CgroupRoot, "cgroup-root", "", "`DIR` of the cgroups of all runs (default engine, below the cgroup2 mount)")
-	later(flags, "config", "FILE", "no command of this version reads a configuration file")
+	later(flags, "config", "FILE", "only the governed runner reads a configuration file")
 	root.AddCommand(
 		a.runCommand(), a.execCommand(), a.bundleCommand(), a.netCommand(), a.imageCommand(),
 		a.psCommand(), a.inspectCommand(), a.logsCommand(), a.waitCommand(),
 		a.killCommand(), a.rmCommand(), a.gcCommand(),
 		a.doctorCommand(), a.versionCommand(),
 	)
+	root.AddCommand(a.handedOverCommands()...)
 	root.AddCommand(absentCommands()...)
 	return root
 }
@@ -198,7 +202,7 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 			names = append(names, c.Name())
 		}
 	}
-	if best := nearest(args[0], names); best != "" {
+	if best := spelling.Nearest(args[0], names); best != "" {
 		return e.WithFix("did you mean " + cmd.CommandPath() + " " + best + "?")
 	}
 	return e.WithFix("see " + cmd.CommandPath() + " --help")
@@ -226,7 +230,7 @@ func flagError(cmd *cobra.Command, err error) error {
 			names = append(names, f.Name)
 		}
 	})
-	if best := nearest(name, names); best != "" {
+	if best := spelling.Nearest(name, names); best != "" {
 		return e.WithFix("did you mean --" + best + "?")
 	}
 	return e.WithFix(help)

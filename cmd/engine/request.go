@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/engine/spelling"
 )
 
 // maxSecret bounds the file of a secret.
@@ -65,7 +66,7 @@ func (r *request) addLimitFlags(flags *pflag.FlagSet) {
 func (r *request) setRuntime(text string) error {
 	if !slices.Contains(engine.Runtimes, text) {
 		e := engine.Refused("bad_runtime", "cannot accept --runtime=%q: want one of %s", text, strings.Join(engine.Runtimes, ", "))
-		if best := nearest(text, engine.Runtimes); best != "" {
+		if best := spelling.Nearest(text, engine.Runtimes); best != "" {
 			e.Fix = "did you mean --runtime " + best + "?"
 		}
 		return e

@@ -158,15 +158,6 @@ func TestSizesForPeople(t *testing.T) {
 	}
 }
 
-func TestNearest(t *testing.T) {
-	names := []string{"run", "rm", "logs", "memory", "memory-max", "timeout"}
-	for typed, want := range map[string]string{"rnu": "run", "log": "logs", "memmory": "memory", "tiemout": "timeout", "x": "", "frobnicate": "", "": ""} {
-		if got := nearest(typed, names); got != want {
-			t.Errorf("nearest(%q) = %q, want %q", typed, got, want)
-		}
-	}
-}
-
 // TestLogs prints a record that was written here.
 func TestLogs(t *testing.T) {
 	state := t.TempDir()

@@ -32,7 +32,7 @@ type Stage int32
 // The stages.
 const (
 	StageProtocol Stage = 1 // the message was malformed, or there was no memory for it
-	StageSecrets  Stage = 2 // a secret file could not be written
+	StageFiles    Stage = 2 // a file could not be written
 	StageCwd      Stage = 3 // the working directory cannot be entered
 	StageFilter   Stage = 4 // the filter could not be attached
 	StageExec     Stage = 5 // ENOENT and ENOTDIR: not found; any other errno: not executable
@@ -41,7 +41,7 @@ const (
 )
 
 func (s Stage) String() string {
-	return name(int64(s), "stage", "protocol", "secrets", "cwd", "filter", "exec", "fork", "affinity")
+	return name(int64(s), "stage", "protocol", "files", "cwd", "filter", "exec", "fork", "affinity")
 }
 
 // name returns the n'th of names, counted from 1.

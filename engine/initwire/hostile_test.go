@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -142,10 +143,30 @@ func TestJobStatus(t *testing.T) {
 
 func TestSecretFiles(t *testing.T) {
 	job := shell("cd /run/secrets; ls -ln | grep ^- | while read mode links uid gid size rest; do echo $mode $uid $gid $size; done; cat a")
-	job.Files = []File{{"/run/secrets/a", []byte("hunter2\n")}, {"/run/secrets/b", nil}, {"/run/secrets/c", make([]byte, 100000)}}
+	job.Files = []File{{Path: "/run/secrets/a", Data: []byte("hunter2\n"), Mode: 0o400}, {Path: "/run/secrets/b", Data: nil, Mode: 0o400}, {Path: "/run/secrets/c", Data: make([]byte, 100000), Mode: 0o400}}
 	want := "-r-------- 65532 65532 8\n-r-------- 65532 65532 0\n-r-------- 65532 65532 100000\nhunter2\n"
 	if o := run(t, job); o.stdout != want {
 		t.Errorf("stdout = %q, want %q", o.stdout, want)
+	}
+}
+
+// TestFiles checks places, modes and owners of files that are no secrets, under a
+// umask that would take permissions away.
+func TestFiles(t *testing.T) {
+	job := shell("cd /run/secrets; umask; find . | sort | while read f; do stat -c '%n %a %u %g %s' $f; done; cat w/d/e/deep; ./w/tool")
+	job.Files = []File{
+		{Path: "/run/secrets/w/a", Data: []byte("x"), Mode: 0o644, Parents: true},
+		{Path: "/run/secrets/w/tool", Data: []byte("#!/bin/busybox sh\necho ran\n"), Mode: 0o755, Parents: true},
+		{Path: "/run/secrets/w/d/e/deep", Data: []byte("deep\n"), Mode: 0o666, Parents: true},
+		{Path: "/run/secrets/w/d/twin", Mode: 0o400, Parents: true},
+	}
+	want := "0022\n. 700 65532 65532 80\n./w 755 65532 65532 100\n./w/a 644 65532 65532 1\n./w/d 755 65532 65532 80\n" +
+		"./w/d/e 755 65532 65532 60\n./w/d/e/deep 666 65532 65532 5\n./w/d/twin 400 65532 65532 0\n./w/tool 755 65532 65532 27\ndeep\nran\n"
+	got := run(t, job).stdout
+	// What a directory counts as its size is the file system's business.
+	size := regexp.MustCompile(`(\n\./?\S* 7\d\d 65532 65532) \d+`)
+	if size.ReplaceAllString(got, "$1") != size.ReplaceAllString(want, "$1") {
+		t.Errorf("stdout = %q, want %q", got, want)
 	}
 }
 
@@ -155,7 +176,7 @@ func TestSecretsAreWiped(t *testing.T) {
 	const secret = "correct-horse-battery-staple"
 	job := shell("echo >&0; sleep 60")
 	job.Env = append(job.Env, "TOKEN="+secret)
-	job.Files = []File{{"/run/secrets/token", []byte(secret)}}
+	job.Files = []File{{Path: "/run/secrets/token", Data: []byte(secret)}}
 	message, err := job.encode()
 	if err != nil {
 		t.Fatal(err)

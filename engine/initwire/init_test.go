@@ -1,6 +1,7 @@
 package initwire
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -147,18 +148,52 @@ func TestCannotStart(t *testing.T) {
 		{"unreachable directory", job(func(j *Job) { j.Cwd = "/root" }), StageCwd, syscall.EACCES},
 		{"filter the kernel refuses", job(func(j *Job) { j.Filter = make([]byte, 8) }), StageFilter, syscall.EINVAL},
 		{"no CPU in the mask", job(func(j *Job) { j.CPUMask = make([]byte, 8) }), StageAffinity, syscall.EINVAL},
-		{"secret outside tmpfs", job(func(j *Job) { j.Files = []File{{"/etc/token", nil}} }), StageSecrets, syscall.EXDEV},
-		{"secret in a missing directory", job(func(j *Job) { j.Files = []File{{"/run/nowhere/token", nil}} }), StageSecrets, syscall.ENOENT},
-		{"secret through a link", job(func(j *Job) { j.Files = []File{{"/proc/self/cwd/token", nil}} }), StageSecrets, syscall.ENOTDIR},
-		{"secret over a file", job(func(j *Job) { j.Files = []File{{"/run/secrets/a", nil}, {"/run/secrets/a", nil}} }), StageSecrets, syscall.EEXIST},
-		{"secret in dot-dot", job(func(j *Job) { j.Files = []File{{"/run/secrets/..", nil}} }), StageProtocol, syscall.EPROTO},
-		{"secret without a name", job(func(j *Job) { j.Files = []File{{"/run/secrets/", nil}} }), StageProtocol, syscall.EPROTO},
+		{"secret outside tmpfs", job(func(j *Job) { j.Files = []File{{Path: "/etc/token", Data: nil}} }), StageFiles, syscall.EXDEV},
+		{"secret in a missing directory", job(func(j *Job) { j.Files = []File{{Path: "/run/nowhere/token", Data: nil}} }), StageFiles, syscall.ENOENT},
+		{"secret through a link", job(func(j *Job) { j.Files = []File{{Path: "/proc/self/cwd/token", Data: nil}} }), StageFiles, syscall.ENOTDIR},
+		{"secret over a file", job(func(j *Job) {
+			j.Files = []File{{Path: "/run/secrets/a", Data: nil}, {Path: "/run/secrets/a", Data: nil}}
+		}), StageFiles, syscall.EEXIST},
+		{"file where a directory is missing", job(func(j *Job) { j.Files = []File{{Path: "/run/secrets/a/b", Mode: 0o644}} }), StageFiles, syscall.ENOENT},
+		{"directory outside tmpfs", job(func(j *Job) { j.Files = []File{{Path: "/nowhere/a", Mode: 0o644, Parents: true}} }), StageFiles, syscall.EXDEV},
+		{"directory of somebody else", job(func(j *Job) { j.Files = []File{{Path: "/run/mine/a", Mode: 0o644, Parents: true}} }), StageFiles, syscall.EACCES},
+		{"directory in place of a file", job(func(j *Job) {
+			j.Files = []File{{Path: "/run/secrets/a", Mode: 0o644, Parents: true}, {Path: "/run/secrets/a/b", Mode: 0o644, Parents: true}}
+		}), StageFiles, syscall.ENOTDIR},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			o := run(t, tt.job)
 			if o.started || o.stdout != "" || o.last.Type != Failed || o.last.Stage != tt.stage || o.last.Errno != tt.errno || o.status != 125 {
 				t.Errorf("outcome = %+v, want %v at %v and status 125", o, tt.errno, tt.stage)
+			}
+		})
+	}
+}
+
+// TestBadFilesAreRefused sends what encode would not: engine-init checks again, before
+// it writes anything.
+func TestBadFilesAreRefused(t *testing.T) {
+	const good = "/run/secrets/aaaa/bbbb"
+	for name, path := range map[string]string{
+		"dot-dot": "/run/secrets/../bbbbbb", "dot": "/run/secrets/./bbbbbbb", "ends in dot-dot": "/run/secrets/aaaabb/..",
+		"empty name": "/run/secrets//aaaabbbb", "no name": "/run/secrets/aaaabbbb/", "relative": "run/secrets/aaaa/bbbbb",
+		"one name": "/run_secrets_aaaa_bbbb", "cut short": "/run/secrets/aaaa\x00bbbb",
+	} {
+		t.Run(name, func(t *testing.T) {
+			job := shell("echo started")
+			job.Files = []File{{Path: good, Mode: 0o644, Parents: true}}
+			message, err := job.encode()
+			if err != nil || len(path) != len(good) {
+				t.Fatal(err, path)
+			}
+			s, streams := newSandbox(t), newStdio(t)
+			message = bytes.Replace(message, []byte(good), []byte(path), 1)
+			if n, err := sendRights(s.conn, message, streams.job[0], streams.job[1], streams.job[2]); err != nil || n != len(message) {
+				t.Fatalf("sent %d bytes: %v", n, err)
+			}
+			if f := s.expect(Failed); f.Stage != StageProtocol || f.Errno != syscall.EPROTO {
+				t.Errorf("frame = %+v, want EPROTO at protocol", f)
 			}
 		})
 	}
@@ -283,7 +318,7 @@ func TestSendBeforeInitRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer null.Close()
-	job := Job{Args: []string{"true"}, Cwd: "/", Files: []File{{"/run/secrets/big", make([]byte, 4<<20)}}}
+	job := Job{Args: []string{"true"}, Cwd: "/", Files: []File{{Path: "/run/secrets/big", Data: make([]byte, 4<<20)}}}
 	sent := make(chan error, 1)
 	go func() { sent <- Send(conn, job, null, null, null) }()
 	guest.Close() // the sandbox never came up

@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path"
 	"strings"
 	"syscall"
 	"time"
@@ -31,19 +32,20 @@ import (
 
 // The limits of one job, which engine-init checks again.
 const (
-	MaxPayload  = 8 << 20 // bytes of arguments, environment, filter and files together
-	MaxStrings  = 65536   // arguments, and variables
-	MaxFilter   = 4096    // instructions
-	MaxCPUMask  = 1024    // bytes
-	MaxFiles    = 1024
+	MaxPayload  = 40 << 20 // bytes of arguments, environment, filter and files together
+	MaxStrings  = 65536    // arguments, and variables
+	MaxFilter   = 4096     // instructions
+	MaxCPUMask  = 1024     // bytes
+	MaxFiles    = 8192
 	MaxDeadline = 1 << 41 * time.Millisecond // 69 years
 )
 
 const (
 	jobMagic    = 0x454e4731
-	version     = 1
+	version     = 2
 	headerSize  = 64
-	instruction = 8 // bytes of a struct sock_filter
+	instruction = 8       // bytes of a struct sock_filter
+	modeParents = 1 << 31 // File.Parents
 )
 
 // Job is one program to start. It holds secrets, in Env and Files.
@@ -54,14 +56,17 @@ type Job struct {
 	Filter   []byte        // an array of struct sock_filter; empty: none is attached
 	CPUMask  []byte        // sched_setaffinity's mask; empty: any CPU
 	Deadline time.Duration // wall clock from receipt, rounded up to a millisecond; 0: none
-	Files    []File        // secret files
+	Files    []File        // secret files, and the program's own
 }
 
-// File is a file that engine-init creates before it starts the job, readable by
-// the job's user alone. Path is absolute; its directory has to be on a tmpfs.
+// File is a file that engine-init creates before it starts the job, owned by the
+// job's user. Path is absolute, without empty names, "." or ".."; no part of it may be
+// a symbolic link, and its directory has to be on a tmpfs.
 type File struct {
-	Path string
-	Data []byte
+	Path    string
+	Data    []byte
+	Mode    uint32 // permissions, whatever the umask; a secret's are 0400
+	Parents bool   // directories that are missing on the way are made, mode 0755
 }
 
 // JobError reports a job that cannot be put into a message: the request is wrong,
@@ -188,6 +193,11 @@ func (job Job) encode() ([]byte, error) {
 	b = append(b, job.CPUMask...)
 	for _, f := range job.Files {
 		b = append(append(b, f.Path...), 0)
+		mode := f.Mode
+		if f.Parents {
+			mode |= modeParents
+		}
+		b = le.AppendUint32(b, mode)
 		b = le.AppendUint32(b, uint32(len(f.Data)))
 		b = append(b, f.Data...)
 	}
@@ -230,11 +240,14 @@ func (job Job) size() (int, error) {
 	paths := make([]string, len(job.Files))
 	size := len(job.Filter) + len(job.CPUMask)
 	for i, f := range job.Files {
-		if strings.LastIndexByte(f.Path, '/') < 1 || f.Path[0] != '/' {
-			return 0, &JobError{"Files", fmt.Sprintf("path %q is not absolute and below a directory", f.Path)}
+		if !path.IsAbs(f.Path) || strings.LastIndexByte(f.Path, '/') < 1 || path.Clean(f.Path) != f.Path {
+			return 0, &JobError{"Files", fmt.Sprintf("path %q is not absolute, clean and below a directory", f.Path)}
+		}
+		if f.Mode&^0o777 != 0 {
+			return 0, &JobError{"Files", fmt.Sprintf("mode %#o has more than permissions", f.Mode)}
 		}
 		paths[i] = f.Path
-		size += 4 + len(f.Data)
+		size += 8 + len(f.Data)
 	}
 	for _, list := range []struct {
 		field  string

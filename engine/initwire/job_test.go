@@ -39,16 +39,30 @@ func decode(b []byte) (Job, error) {
 	job.CPUMask = p.bytes(int(cpus))
 	for range files {
 		path := p.text()
-		size := p.bytes(4)
+		numbers := p.bytes(8)
 		if p.bad {
 			break
 		}
-		job.Files = append(job.Files, File{path, p.bytes(int(le.Uint32(size)))})
+		mode, size := le.Uint32(numbers), le.Uint32(numbers[4:])
+		if !goodPath(path) || mode&^uint32(modeParents|0o777) != 0 {
+			return Job{}, errors.New("bad file")
+		}
+		job.Files = append(job.Files, File{path, p.bytes(int(size)), mode & 0o777, mode&modeParents != 0})
 	}
 	if p.bad || len(p.b) != 0 || !strings.HasPrefix(job.Cwd, "/") {
 		return Job{}, errors.New("parts do not fill the payload")
 	}
 	return job, nil
+}
+
+func goodPath(path string) bool {
+	names := strings.Split(path, "/")
+	for _, n := range names[1:] {
+		if n == "" || n == "." || n == ".." || len(n) > 255 {
+			return false
+		}
+	}
+	return names[0] == "" && len(names) > 2
 }
 
 type payloadReader struct {
@@ -94,7 +108,7 @@ func fullJob() Job {
 		Filter:   bytes.Repeat([]byte{6, 0, 0, 0, 0, 0, 255, 127}, 3),
 		CPUMask:  []byte{3},
 		Deadline: 1500 * time.Millisecond,
-		Files:    []File{{"/run/secrets/a", []byte("x\x00y")}, {"/run/secrets/b", []byte{}}},
+		Files:    []File{{Path: "/run/secrets/a", Data: []byte("x\x00y")}, {Path: "/run/secrets/b", Data: []byte{}}},
 	}
 }
 
@@ -109,7 +123,7 @@ func TestEncodeIsReadBack(t *testing.T) {
 		if err != nil {
 			t.Fatalf("job %+v: message is refused: %v", want, err)
 		}
-		if g, w := fmt.Sprintf("%q", got), fmt.Sprintf("%q", want); g != w {
+		if g, w := fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want); g != w {
 			t.Errorf("job read back = %s, want %s", g, w)
 		}
 	}
@@ -143,7 +157,7 @@ func TestEncodeRefuses(t *testing.T) {
 		{"relative file", func(j *Job) { j.Files = []File{{Path: "a/b"}} }, "Files"},
 		{"NUL in a path", func(j *Job) { j.Files = []File{{Path: "/a/b\x00"}} }, "Files"},
 		{"too many files", func(j *Job) { j.Files = make([]File, MaxFiles+1) }, "Files"},
-		{"payload too large", func(j *Job) { j.Files = []File{{"/a/b", make([]byte, MaxPayload)}} }, "payload"},
+		{"payload too large", func(j *Job) { j.Files = []File{{Path: "/a/b", Data: make([]byte, MaxPayload)}} }, "payload"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -171,7 +185,7 @@ func FuzzEncode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, arg, env, cwd string, filter, mask []byte, deadline int64, path string, data []byte) {
 		want := Job{
 			Args: []string{arg}, Env: []string{env}, Cwd: cwd, Filter: filter, CPUMask: mask,
-			Deadline: time.Duration(deadline) * time.Millisecond, Files: []File{{path, data}},
+			Deadline: time.Duration(deadline) * time.Millisecond, Files: []File{{Path: path, Data: data}},
 		}
 		b, err := want.encode()
 		if err != nil {

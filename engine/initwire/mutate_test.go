@@ -30,7 +30,7 @@ func TestMutatedJobs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	job.Files = []File{{"/x/secret", []byte("hunter2")}}
+	job.Files = []File{{Path: "/x/secret", Data: []byte("hunter2")}}
 	withFile, err := job.encode()
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func mutate(r *rand.Rand, message []byte) []byte {
 		case 0:
 			b[at] ^= 1 << r.IntN(8)
 		case 1: // a header field at the edge of something
-			edges := []uint32{0, 1, 2, 3, 7, 8, 64, 255, 4096, 4097, 65536, 65537, 8 << 20, 8<<20 + 1, 1 << 31, 1<<32 - 1, uint32(len(b))}
+			edges := []uint32{0, 1, 2, 3, 7, 8, 64, 255, 4096, 4097, 65536, 65537, 40 << 20, 40<<20 + 1, 1 << 31, 1<<32 - 1, uint32(len(b))}
 			if len(b) >= headerSize {
 				at = 4 * r.IntN(headerSize/4)
 				v := edges[r.IntN(len(edges))]

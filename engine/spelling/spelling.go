@@ -1,8 +1,9 @@
-package main
+// Package spelling finds the name that somebody meant who mistyped it. It is pure.
+package spelling
 
-// nearest returns the name that is most likely meant by a mistyped one, "" if
+// Nearest returns the name that is most likely meant by a mistyped one, "" if
 // none is close: at most a third of its letters may differ.
-func nearest(typed string, names []string) string {
+func Nearest(typed string, names []string) string {
 	best, bestDistance := "", len(typed)/3+1
 	for _, name := range names {
 		if d := distance(typed, name); d < bestDistance {

@@ -1,0 +1,276 @@
+package workload
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sort"
+	"strings"
+
+	"github.com/direct-oci/engine/capability"
+	"github.com/direct-oci/engine/capability/approval"
+	"github.com/direct-oci/engine/capability/jsjson"
+	"github.com/direct-oci/engine/capability/sandbox"
+	"github.com/direct-oci/engine/engine"
+)
+
+// Name is the capability's.
+const Name = "workload.execute"
+
+const description = "run a program that comes with the call, once, in a sandbox of its own"
+
+// Schema is that of the arguments. Keys that it does not name are left out of the
+// digest and of the run, with a warning.
+const schema = `{
+  "$schema": "https://json-schema.org/draft/2020-12/schema",
+  "type": "object",
+  "required": ["files", "entrypoint"],
+  "properties": {
+    "title": {"type": "string", "maxLength": 200, "description": "for the reviewer; no part of the digest"},
+    "files": {
+      "type": "array", "minItems": 1, "maxItems": 4096,
+      "items": {
+        "type": "object",
+        "required": ["path", "contents"],
+        "properties": {
+          "path": {"type": "string", "minLength": 1, "maxLength": 1024, "description": "relative, without \"..\", empty names and backslashes"},
+          "contents": {"type": "string"}
+        }
+      }
+    },
+    "entrypoint": {"type": "string", "description": "path of the file to run: .ts and .tsx by tsx, .js, .mjs and .cjs by node, .py by python3, .sh by sh; any other by the interpreter in its first line, after #!"},
+    "secrets": {"type": "array", "items": {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}, "description": "keys of the project's secrets"},
+    "egress": {
+      "type": ["boolean", "string", "array"], "items": {"type": "string"}, "default": false,
+      "description": "true: all that the runner grants; otherwise grants like api.example.com:443, 192.0.2.0/24:5432 or internet"
+    },
+    "limits": {
+      "type": "object",
+      "description": "less than the runner's maxima may be asked for, never more",
+      "properties": {
+        "cpus": {"type": "number", "exclusiveMinimum": 0},
+        "memoryMb": {"type": "number", "exclusiveMinimum": 0},
+        "timeoutSeconds": {"type": "number", "exclusiveMinimum": 0}
+      }
+    }
+  }
+}`
+
+// Execute is the capability.
+type Execute struct{ Profile sandbox.Profile }
+
+// Info implements capability.Capability.
+func (x Execute) Info() capability.Info {
+	return capability.Info{
+		Name: Name, Description: description, Hazard: capability.Unknown, Kind: capability.Workload,
+		Params: json.RawMessage(schema),
+	}
+}
+
+// Output is what a workload came to.
+type Output struct {
+	Digest     string  `json:"digest"`
+	OK         bool    `json:"ok"`       // exit status 0, in time
+	ExitCode   int     `json:"exitCode"` // -1: it did not exit
+	Stdout     string  `json:"stdout"`
+	Stderr     string  `json:"stderr"`
+	TimedOut   bool    `json:"timedOut"`
+	DurationMs float64 `json:"durationMs"`
+
+	Run             string              `json:"run"` // id of the engine's record
+	Reason          engine.Reason       `json:"reason"`
+	Signal          *string             `json:"signal"`
+	OOMKilled       bool                `json:"oomKilled"`
+	StdoutBytes     int64               `json:"stdoutBytes"` // as written
+	StderrBytes     int64               `json:"stderrBytes"`
+	StdoutTruncated bool                `json:"stdoutTruncated"`
+	StderrTruncated bool                `json:"stderrTruncated"`
+	Timing          engine.Timing       `json:"timing"`
+	Actuals         engine.Usage        `json:"actuals"`
+	Limits          engine.ResultLimits `json:"limits"`
+	Unenforced      []string            `json:"unenforced"`
+	Network         engine.NetworkInfo  `json:"network"`
+	Runtime         engine.RuntimeInfo  `json:"runtime"`
+	Image           engine.ImageInfo    `json:"image"`
+}
+
+// Prepare implements capability.Capability.
+func (x Execute) Prepare(_ context.Context, ask capability.Ask) (capability.Prepared, error) {
+	spec, err := ParseSpec(ask.Args)
+	if err != nil {
+		return capability.Prepared{}, engine.Refused("bad_arguments", "%w", err)
+	}
+	files, command, err := spec.program()
+	if err != nil {
+		return capability.Prepared{}, err
+	}
+	if err := spec.dependencies(); err != nil {
+		return capability.Prepared{}, err
+	}
+	plan, err := x.Profile.Plan(sandbox.Ask{
+		Command: command, Files: files, Secrets: spec.Secrets, Egress: spec.Egress,
+		Limits: sandbox.Limits{CPUs: value(spec.Limits.CPUs), MemoryMB: value(spec.Limits.MemoryMB), TimeoutSeconds: value(spec.Limits.TimeoutSeconds)},
+	})
+	if err != nil {
+		return capability.Prepared{}, err
+	}
+	digest := spec.Digest()
+	p := capability.Prepared{
+		Bound: x.Profile.Bind(plan, approval.Bound{Digest: digest}),
+		Title: jsjson.Text(spec.Title), Warnings: unknownKeys(ask.Args),
+	}
+	for _, f := range spec.sortedFiles() {
+		p.Documents = append(p.Documents, capability.Document{Name: f.Path, Text: jsjson.Text(f.Contents)})
+	}
+	p.Run = func(ctx context.Context, env capability.Env) (capability.Outcome, error) {
+		env.Log("workload " + digest + " starts under " + x.Profile.Runtime)
+		result, err := x.Profile.Run(ctx, plan, sandbox.Job{
+			Secrets: env.Secrets, Log: env.Log,
+			Labels: map[string]string{"call": env.Call, "project": ask.Project, "capability": Name},
+		})
+		if err != nil {
+			return capability.Outcome{Result: &result}, err
+		}
+		return capability.Outcome{Output: output(digest, result, env.Redact), Result: &result}, nil
+	}
+	return p, nil
+}
+
+func value(f *float64) float64 {
+	if f == nil {
+		return 0
+	}
+	return *f
+}
+
+// program returns the files of the spec as they lie in the sandbox, and what runs the
+// entrypoint.
+func (s Spec) program() ([]engine.File, []string, error) {
+	var files []engine.File
+	var command []string
+	for i, f := range s.Files {
+		if !engine.ValidFilePath(f.Path) {
+			return nil, nil, engine.Refused("bad_path", "cannot accept /files/%d/path=%q: want a relative path of names that are neither empty, \".\" nor \"..\", without backslash and NUL", i, jsjson.Text(f.Path))
+		}
+		program, known := sandbox.Interpreter(f.Path, f.Contents)
+		file := engine.File{Path: f.Path, Data: []byte(jsjson.Text(f.Contents)), Mode: 0o644}
+		if known && program == "" {
+			file.Mode = 0o755
+		}
+		files = append(files, file)
+		if f.Path != s.Entrypoint {
+			continue
+		}
+		if !known {
+			return nil, nil, engine.Refused("bad_entrypoint", "cannot run /entrypoint=%q: nothing is known to run it", s.Entrypoint).
+				WithFix("name it .ts, .tsx, .js, .mjs, .cjs, .py or .sh, or let it begin with #! and an interpreter")
+		}
+		command = []string{"/workload/" + f.Path}
+		if program != "" {
+			command = []string{program, "/workload/" + f.Path}
+		}
+	}
+	if command == nil {
+		return nil, nil, engine.Refused("bad_entrypoint", "cannot run /entrypoint=%q: it is none of the files", jsjson.Text(s.Entrypoint)).
+			WithFix("name the path of one of the files")
+	}
+	return files, command, nil
+}
+
+// dependencies refuses what would have to be installed first.
+func (s Spec) dependencies() error {
+	for _, f := range s.Files {
+		needs := false
+		switch f.Path {
+		case "package.json":
+			needs = npmNeeds(f.Contents)
+		case "requirements.txt":
+			needs = strings.HasSuffix(s.Entrypoint, ".py") && pipNeeds(f.Contents)
+		}
+		if needs {
+			return engine.Refused("no_dependencies", "cannot install the dependencies in %s: this version installs none", f.Path).
+				WithFix("bring the modules along as files, or have them put into the image")
+		}
+	}
+	return nil
+}
+
+// npmNeeds reports whether npm would install anything. A package.json that only says
+// what kind of modules there are is common.
+func npmNeeds(contents string) bool {
+	v, err := jsjson.Parse([]byte(jsjson.Text(contents)))
+	m, ok := v.(map[string]any)
+	if err != nil || !ok {
+		return true // npm decides, and it might
+	}
+	for _, key := range []string{"dependencies", "optionalDependencies", "peerDependencies", "bundleDependencies", "bundledDependencies", "workspaces", "scripts"} {
+		switch v := m[key].(type) {
+		case nil:
+		case map[string]any:
+			if len(v) > 0 && key != "scripts" {
+				return true
+			}
+			for name := range v {
+				switch name {
+				case "preinstall", "install", "postinstall", "prepare":
+					return true
+				}
+			}
+		default:
+			return true
+		}
+	}
+	return false
+}
+
+func pipNeeds(contents string) bool {
+	for line := range strings.Lines(contents) {
+		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
+			return true
+		}
+	}
+	return false
+}
+
+// unknownKeys says which keys mean nothing, and what may have been meant.
+func unknownKeys(args any) []string {
+	var warnings []string
+	look := func(at string, v any, known ...string) {
+		m, _ := v.(map[string]any)
+		for k := range m {
+			found := false
+			for _, name := range known {
+				found = found || k == name
+			}
+			if !found {
+				warnings = append(warnings, fmt.Sprintf("%s/%s means nothing and is left out; known are %s", at, jsjson.Text(k), strings.Join(known, ", ")))
+			}
+		}
+	}
+	look("", args, "title", "files", "entrypoint", "secrets", "egress", "limits")
+	top, _ := args.(map[string]any)
+	look("/limits", top["limits"], "cpus", "memoryMb", "timeoutSeconds")
+	files, _ := top["files"].([]any)
+	for i, f := range files {
+		look(fmt.Sprintf("/files/%d", i), f, "path", "contents")
+	}
+	sort.Strings(warnings)
+	return warnings
+}
+
+func output(digest string, r engine.Result, redact func(string) string) Output {
+	o := Output{
+		Digest: digest, OK: r.OK && !r.TimedOut, ExitCode: -1, Stdout: redact(r.Stdout), Stderr: redact(r.Stderr),
+		TimedOut: r.TimedOut, DurationMs: r.DurationMs, Run: r.ID, Reason: *r.Reason, Signal: r.Signal, OOMKilled: r.OOMKilled,
+		StdoutBytes: r.StdoutBytes, StderrBytes: r.StderrBytes, StdoutTruncated: r.StdoutTruncated, StderrTruncated: r.StderrTruncated,
+		Timing: r.Timing, Actuals: r.Actuals, Limits: r.Limits, Unenforced: r.Unenforced, Network: r.Network,
+		Runtime: r.Runtime, Image: r.Image,
+	}
+	if r.ExitCode != nil {
+		o.ExitCode = *r.ExitCode
+	}
+	return o
+}
+
+// Succeeded reports whether the program did.
+func (o Output) Succeeded() bool { return o.OK }

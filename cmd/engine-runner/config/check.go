@@ -1,0 +1,132 @@
+package config
+
+import (
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"sort"
+	"strings"
+
+	"github.com/direct-oci/engine/capability/sandbox"
+	"github.com/direct-oci/engine/capability/secret"
+	"github.com/direct-oci/engine/capability/signed"
+	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/engine/spelling"
+)
+
+var slugForm = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,99}$`)
+
+// checker collects what is wrong with values of the right types.
+type checker struct {
+	config   *Config
+	problems []Problem
+}
+
+func (c *checker) bad(key, message, fix string) {
+	c.problems = append(c.problems, Problem{c.config.lines[key], key, message, fix})
+}
+
+// check says what is wrong with the config, as far as can be told without the host.
+func (c *Config) check() []Problem {
+	k := &checker{config: c}
+	for name, a := range c.Approvers {
+		if _, err := signed.ParsePublicKey(a.PublicKey); err != nil {
+			k.bad("approvers."+name+".publicKey", err.Error(), "make a pair with engine approve keygen")
+		}
+	}
+	k.secrets("secrets", c.Secrets)
+	for slug, p := range c.Projects {
+		k.project(slug, p)
+	}
+	if c.Sandbox != nil {
+		k.sandbox(*c.Sandbox)
+	}
+	if c.ControlPlane != nil {
+		k.secrets("controlPlane", map[string]secret.Source{"signingSecret": c.ControlPlane.SigningSecret})
+	}
+	for key, dir := range map[string]string{"stateDir": c.StateDir, "runDir": c.RunDir} {
+		if dir != "" && !filepath.IsAbs(dir) {
+			k.bad(key, "is not an absolute path", "")
+		}
+	}
+	sortProblems(k.problems)
+	return k.problems
+}
+
+func (k *checker) secrets(at string, sources map[string]secret.Source) {
+	for name, s := range sources {
+		key := at + "." + name
+		if !engine.ValidEnvName(name) {
+			// What stands in the place of a name may be a value.
+			k.problems = append(k.problems, Problem{
+				k.config.lines[key], at, "has a name of a secret that cannot be an environment variable's", "use letters, digits and _",
+			})
+			continue
+		}
+		if err := s.Check(); err != nil {
+			k.bad(key, "is no source of a secret: "+err.Error(), "")
+		}
+	}
+}
+
+func (k *checker) project(slug string, p Project) {
+	at := "projects." + slug
+	if !slugForm.MatchString(slug) {
+		k.bad(at, "is no slug", "use lower-case letters, digits, dots, _ and -")
+	}
+	k.secrets(at+".secrets", p.Secrets)
+	for i, name := range p.Approvers {
+		if _, ok := k.config.Approvers[name]; !ok {
+			fix := "add it to approvers"
+			if best := spelling.Nearest(name, keys(k.config.Approvers)); best != "" {
+				fix = "did you mean " + best + "?"
+			}
+			k.bad(fmt.Sprintf("%s.approvers[%d]", at, i), "is none of the approvers", fix)
+		}
+	}
+	for name := range p.Environments {
+		if !slugForm.MatchString(name) {
+			k.bad(at+".environments."+name, "is no name of an environment", "use lower-case letters, digits, dots, _ and -")
+		}
+	}
+	if p.Actions != "" && !filepath.IsAbs(p.Actions) {
+		k.bad(at+".actions", "is not an absolute path", "")
+	}
+	if p.Actions != "" && k.config.Sandbox == nil {
+		k.bad(at+".actions", "needs a sandbox to run in", "configure sandbox")
+	}
+}
+
+func (k *checker) sandbox(s Sandbox) {
+	if s.Image == "" {
+		k.bad("sandbox.image", "is empty", "name an imported image, see engine image ls")
+	}
+	runtimes := engine.Runtimes[1:] // auto would leave open what an approval has to name
+	if s.Runtime != "" && !slices.Contains(runtimes, s.Runtime) {
+		fix := ""
+		if best := spelling.Nearest(s.Runtime, runtimes); best != "" {
+			fix = "did you mean " + best + "?"
+		}
+		k.bad("sandbox.runtime", "is none of "+strings.Join(runtimes, ", "), fix)
+	}
+	for name, v := range map[string]float64{
+		"cpus": s.Limits.CPUs, "memoryMb": s.Limits.MemoryMB, "timeoutSeconds": s.Limits.TimeoutSeconds, "pids": float64(s.Limits.Pids),
+	} {
+		if v < 0 {
+			k.bad("sandbox.limits."+name, "is negative", "")
+		}
+	}
+	if _, err := sandbox.ParseGrants(s.Egress.Allow); err != nil {
+		k.bad("sandbox.egress.allow", "is no list of grants: "+err.Error(), engine.AsError(err).Fix)
+	}
+}
+
+func keys[T any](m map[string]T) []string {
+	list := make([]string, 0, len(m))
+	for k := range m {
+		list = append(list, k)
+	}
+	sort.Strings(list)
+	return list
+}

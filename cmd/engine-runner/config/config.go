@@ -1,0 +1,185 @@
+// Package config reads the runner's config: strictly, with the line of everything that
+// is wrong and the key that was probably meant, and without ever printing a secret.
+//
+// A config is YAML, of which JSON is a part. Parse reads it, Schema describes it to
+// other tools, Runner makes of it what dispatches calls.
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/direct-oci/engine/capability/secret"
+)
+
+// Config is the whole config. The tag doc is what Schema says of a key.
+type Config struct {
+	Development  bool                     `json:"development" doc:"development mode: calls may do without an approval, by --approve-locally"`
+	StateDir     string                   `json:"stateDir" doc:"directory of records, images, the audit log and used approvals; default /var/lib/engine"`
+	RunDir       string                   `json:"runDir" doc:"directory of what does not outlive a boot; default /run/engine"`
+	CgroupRoot   string                   `json:"cgroupRoot" doc:"cgroup of all runs; default engine, below the cgroup2 mount"`
+	Redact       *bool                    `json:"redact" doc:"take exact values of secrets out of returned output and logs, as a help against accidents; default true"`
+	Approvers    map[string]Approver      `json:"approvers" doc:"who may approve, by name"`
+	Secrets      map[string]secret.Source `json:"secrets" doc:"secrets of all projects, by name"`
+	Projects     map[string]Project       `json:"projects" doc:"projects, by slug"`
+	Sandbox      *Sandbox                 `json:"sandbox" doc:"how programs are run; without it there is no workload.execute and no action"`
+	ControlPlane *ControlPlane            `json:"controlPlane" doc:"the service that may call this runner"`
+
+	lines map[string]int // of every key, by its path
+}
+
+// Approver is somebody whose signature counts.
+type Approver struct {
+	PublicKey string `json:"publicKey" doc:"of ed25519: PEM, or base64 of its 32 bytes; see engine approve keygen" required:"true"`
+}
+
+// Project is one customer.
+type Project struct {
+	Environments map[string]Environment   `json:"environments" doc:"environments, by name"`
+	Secrets      map[string]secret.Source `json:"secrets" doc:"secrets of this project, which win over the runner's"`
+	Approvers    []string                 `json:"approvers" doc:"who of the approvers may approve here; default all"`
+	Actions      string                   `json:"actions" doc:"directory of the project's actions, one directory each"`
+}
+
+// Environment is one place of a project's data.
+type Environment struct{}
+
+// Sandbox is how programs are run.
+type Sandbox struct {
+	Image            string `json:"image" doc:"name of an imported image, see engine image import" required:"true"`
+	Runtime          string `json:"runtime" doc:"runsc, embedded, runc or crun; default runsc"`
+	Limits           Limits `json:"limits" doc:"maxima; a call may ask for less"`
+	Egress           Egress `json:"egress" doc:"the most that a program can be granted; default nothing"`
+	BestEffortLimits bool   `json:"bestEffortLimits" doc:"run even where this host cannot enforce a limit; results list which"`
+}
+
+// Limits are maxima.
+type Limits struct {
+	CPUs           float64 `json:"cpus" doc:"default 1"`
+	MemoryMB       float64 `json:"memoryMb" doc:"MiB; default 512"`
+	TimeoutSeconds float64 `json:"timeoutSeconds" doc:"default 120"`
+	Pids           int64   `json:"pids" doc:"processes and threads; default 256"`
+}
+
+// Egress is a ceiling.
+type Egress struct {
+	Internet bool     `json:"internet" doc:"everything public"`
+	Allow    []string `json:"allow" doc:"HOST[:PORT] and CIDR:PORT[/udp]"`
+}
+
+// ControlPlane is the service that may call this runner.
+type ControlPlane struct {
+	URL           string        `json:"url" required:"true"`
+	Identity      string        `json:"identity" doc:"what this runner calls itself" required:"true"`
+	SigningSecret secret.Source `json:"signingSecret" doc:"shared beforehand, never sent" required:"true"`
+}
+
+// Problem is one thing that is wrong with a config.
+type Problem struct {
+	Line    int    `json:"line"` // 0: none in particular
+	Key     string `json:"key"`
+	Message string `json:"message"`
+	Fix     string `json:"fix"`
+}
+
+// Error is everything that is wrong with a config.
+type Error struct {
+	Source   string // its file, or where else it came from
+	Problems []Problem
+}
+
+func (e *Error) Error() string {
+	var texts []string
+	for _, p := range e.Problems {
+		at := ""
+		if p.Line > 0 {
+			at = fmt.Sprintf("line %d: ", p.Line)
+		}
+		if p.Key != "" {
+			at += p.Key + " "
+		}
+		texts = append(texts, at+p.Message)
+	}
+	return "cannot use config=" + e.Source + ": " + strings.Join(texts, "; ")
+}
+
+// Remedy is that of the first problem which has one.
+func (e *Error) Remedy() string {
+	for _, p := range e.Problems {
+		if p.Fix != "" {
+			return p.Fix
+		}
+	}
+	return ""
+}
+
+// Variable is the environment variable of the config: the path of its file, or all of
+// it. A config never begins with a slash.
+const Variable = "ENGINE_CONFIG"
+
+// DefaultPath is where the config is unless something else is said.
+const DefaultPath = "/etc/engine/config.yaml"
+
+// maxConfig bounds a config's size.
+const maxConfig = 4 << 20
+
+// Load reads the config from path, from $ENGINE_CONFIG if path is empty, or from its
+// usual place. The error is an *Error if something is wrong with it.
+func Load(path string) (Config, error) {
+	text := ""
+	if path == "" {
+		text = os.Getenv(Variable)
+		if text == "" {
+			path = DefaultPath
+		} else if strings.HasPrefix(text, "/") {
+			path, text = text, ""
+		}
+	}
+	if text != "" {
+		return Parse("$"+Variable, []byte(text))
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return Config{}, &Error{path, []Problem{{Message: "cannot be read: " + cause(err), Fix: "name a config with --config or in $" + Variable}}}
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
+	if err != nil {
+		return Config{}, &Error{path, []Problem{{Message: "cannot be read: " + cause(err)}}}
+	}
+	return Parse(path, data)
+}
+
+func cause(err error) string {
+	var p *os.PathError
+	if errors.As(err, &p) {
+		return p.Err.Error()
+	}
+	return err.Error()
+}
+
+// Parse reads a config; source is what errors call it. The error is an *Error.
+func Parse(source string, data []byte) (Config, error) {
+	var c Config
+	d := &decoder{lines: map[string]int{}}
+	switch {
+	case len(data) > maxConfig:
+		d.problem(0, "", fmt.Sprintf("is larger than %d bytes", maxConfig), "")
+	case len(bytes.TrimSpace(data)) == 0:
+		d.problem(0, "", "is empty", "see engine config schema")
+	default:
+		d.document(data, &c)
+	}
+	c.lines = d.lines
+	if len(d.problems) == 0 {
+		d.problems = c.check()
+	}
+	if len(d.problems) > 0 {
+		return Config{}, &Error{source, d.problems}
+	}
+	return c, nil
+}

@@ -1,0 +1,235 @@
+package config
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+
+	"github.com/direct-oci/engine/capability"
+)
+
+const publicKey = "ntdRmwCAiWzh0OCWF9GMYLX5D34HC915872+Qkcvfgk="
+
+const whole = `# a comment
+development: true
+stateDir: /srv/engine
+redact: false
+approvers:
+  alice: {publicKey: ` + publicKey + `}
+  bob:
+    publicKey: |
+      -----BEGIN PUBLIC KEY-----
+      MCowBQYDK2VwAyEAntdRmwCAiWzh0OCWF9GMYLX5D34HC915872+Qkcvfgk=
+      -----END PUBLIC KEY-----
+secrets:
+  SHARED: hunter2-shared
+  FILE: {file: /etc/engine/file}
+  BOTH: hunter2-runner
+projects:
+  shop:
+    environments: {production: {}, test: {}}
+    secrets:
+      BOTH: {value: hunter2-project}
+      CRED: {credential: db}
+      CMD: {command: [/usr/bin/pass, hunter2-arg]}
+    approvers: [alice]
+    actions: /etc/engine/actions/shop
+  "80": {}
+sandbox:
+  image: node
+  limits: {cpus: 2, memoryMb: 256.5, pids: 64}
+  egress:
+    allow: [api.example.com:443, 192.0.2.0/24:5432]
+controlPlane: {url: "https://control.example.com", identity: r1, signingSecret: hunter2-signing}
+`
+
+func TestParse(t *testing.T) {
+	c, err := Parse("test", []byte(whole))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := c.Profile()
+	if p.Runtime != "runsc" || p.Max.CPUs != 2 || p.Max.MemoryMB != 256.5 || p.Max.Pids != 64 || p.Max.TimeoutSeconds != 120 || len(p.Ceiling.Names) != 1 || len(p.Ceiling.CIDRs) != 1 {
+		t.Errorf("profile = %+v", p)
+	}
+	r := c.Runner(nil, "")
+	shop := r.Projects["shop"]
+	if len(shop.Approvers) != 1 || len(r.Projects["80"].Approvers) != 2 || r.Redact || !r.Development || shop.Load == nil {
+		t.Errorf("runner = %+v", r)
+	}
+	value, err := shop.Secrets["BOTH"].Read(context.Background(), "")
+	if err != nil || string(value) != "hunter2-project" || len(shop.Secrets) != 5 {
+		t.Errorf("the project's secret = %q, %v; want it to win over the runner's", value, err)
+	}
+	// The same in JSON.
+	asJSON, err := yaml.YAMLToJSON([]byte(whole))
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := Parse("test", asJSON)
+	if err != nil || fmt.Sprint(again.Projects, again.Sandbox) != fmt.Sprint(c.Projects, c.Sandbox) {
+		t.Errorf("in JSON: %v\n%+v\n%+v", err, again, c)
+	}
+}
+
+func TestNothingIsShown(t *testing.T) {
+	c, err := Parse("test", []byte(whole))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dump, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if shown := string(dump) + fmt.Sprintf("%v %+v %#v", c, c, c.Projects); strings.Contains(shown, "hunter2") {
+		t.Errorf("a secret is shown: %s", shown)
+	}
+	// Nor by an error, whichever byte is wrong.
+	for i := range whole {
+		for _, c := range []byte{0, '{', '"', ':', '\t', '*', '&', '!', '%', '\n'} {
+			b := []byte(whole)
+			b[i] = c
+			if _, err := Parse("test", b); err != nil && strings.Contains(err.Error()+err.(*Error).Remedy(), "hunter2") {
+				t.Fatalf("byte %d as %q: %v", i, c, err)
+			}
+		}
+	}
+}
+
+func TestProblems(t *testing.T) {
+	tests := []struct{ name, text, want, fix string }{
+		{"an unknown key", "development: true\nsandbox:\n  image: x\n  runtme: runsc\n", "line 4: sandbox.runtme is no key of a config", "did you mean runtime?"},
+		{"a key in other letters", "Development: true", "line 1: Development is no key", "did you mean development?"},
+		{"a key that comes twice", "development: true\ndevelopment: false\n", "line 2:", ""},
+		{"a number for a string", "stateDir: 5", "line 1: stateDir is not a string", ""},
+		{"a string for a number", "sandbox: {image: x, limits: {cpus: many}}", "sandbox.limits.cpus is not a number", ""},
+		{"half a process", "sandbox: {image: x, limits: {pids: 1.5}}", "is not a whole number", ""},
+		{"yes for true", "development: yes please", "is not true or false", ""},
+		{"a list for a mapping", "projects: [a]", "projects is not a mapping", ""},
+		{"a mapping for a list", "sandbox: {image: x, egress: {allow: {a: b}}}", "is not a list", ""},
+		{"no image", "sandbox: {}", "sandbox.image is missing", ""},
+		{"an unknown runtime", "sandbox: {image: x, runtime: runcs}", "sandbox.runtime is none of", "did you mean run"},
+		{"auto", "sandbox: {image: x, runtime: auto}", "sandbox.runtime is none of", ""},
+		{"two sources", "secrets: {A: {value: x, file: /y}}", "secrets.A is no source", ""},
+		{"an unknown source", "secrets: {A: {env: HOME}}", "secrets.A.? is no key", "known are value, file"},
+		{"a secret's bad name", "secrets: {a-b: x}", "line 1: secrets has a name of a secret", "letters"},
+		{"an unknown approver", "approvers: {alice: {publicKey: " + publicKey + "}}\nprojects: {p: {approvers: [alcie]}}", "is none of the approvers", "did you mean alice?"},
+		{"a bad key", "approvers: {a: {publicKey: x}}", "cannot read public key", "keygen"},
+		{"a bad slug", "projects: {A b: {}}", "projects.A b is no slug", ""},
+		{"actions without a sandbox", "projects: {p: {actions: /a}}", "needs a sandbox", ""},
+		{"a bad grant", "sandbox: {image: x, egress: {allow: ['a b']}}", "sandbox.egress.allow is no list of grants", ""},
+		{"an anchor", "stateDir: &a /x\nrunDir: *a\n", "has an anchor", ""},
+		{"a tag", "stateDir: !!str x", "has an anchor, an alias or a tag", ""},
+		{"no YAML", "a: [", "line 1: it is neither YAML nor JSON", ""},
+		{"nothing", " \n", "is empty", ""},
+		{"two documents", "development: true\n---\ndevelopment: false\n", "want one document", ""},
+		{"all at once", "developmnt: true\nstateDir: 5\n", "line 2: stateDir", "did you mean development?"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := Parse("test", []byte(tt.text))
+			var bad *Error
+			if !errors.As(err, &bad) || !strings.Contains(err.Error(), tt.want) || !strings.Contains(bad.Remedy(), tt.fix) {
+				t.Errorf("error = %v, fix %q; want %q and %q", err, bad.Remedy(), tt.want, tt.fix)
+			}
+		})
+	}
+}
+
+// TestSchema holds the schema against configs, by the validator that others use.
+func TestSchema(t *testing.T) {
+	text, err := json.Marshal(Schema())
+	if err != nil {
+		t.Fatal(err)
+	}
+	schema, err := capability.CompileSchema(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	valid := func(config string) bool {
+		asJSON, err := yaml.YAMLToJSON([]byte(config))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var v any
+		if err := json.Unmarshal(asJSON, &v); err != nil {
+			t.Fatal(err)
+		}
+		return schema.Validate(v) == nil
+	}
+	if !valid(whole) {
+		t.Error("a good config does not fit the schema")
+	}
+	for _, bad := range []string{"x: 1", "sandbox: {}", "secrets: {A: {value: x, file: /y}}", "development: 1", "projects: {p: {approver: []}}"} {
+		if valid(bad) {
+			t.Errorf("%s fits the schema", bad)
+		}
+	}
+}
+
+func TestLoad(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte("development: true"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, value := range []string{path, "development: true", `{"development":true}`} {
+		t.Setenv(Variable, value)
+		if c, err := Load(""); err != nil || !c.Development {
+			t.Errorf("$%s=%s: %+v, %v", Variable, value, c, err)
+		}
+	}
+	if _, err := Load("/nowhere"); err == nil || !strings.Contains(err.Error(), "config=/nowhere: cannot be read: no such file") {
+		t.Errorf("a missing file: %v", err)
+	}
+}
+
+// TestReloadKeepsWhatWorks changes a config under a live runner.
+func TestReloadKeepsWhatWorks(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("projects: {one: {}}")
+	l, err := NewLive(path, ed25519.NewKeyFromSeed(bytes.Repeat([]byte{1}, 32)), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := l.Runner()
+	write("projects: {one: {}, two: {bad: 1}}")
+	if err := l.Reload(); err == nil || l.Runner() != first {
+		t.Errorf("a bad config: error = %v, and the old one is gone", err)
+	}
+	write("projects: {two: {}}")
+	if err := l.Reload(); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := l.Runner().Projects["two"]; !ok {
+		t.Error("the new config is not in force")
+	}
+	if _, ok := first.Projects["one"]; !ok {
+		t.Error("a call under way has lost its project")
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add([]byte(whole))
+	f.Add([]byte("a: &b [*b]"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := Parse("test", data)
+		if err == nil {
+			c.Runner(nil, "")
+		}
+	})
+}
