@@ -22,7 +22,9 @@ STATIC_CGO := -linkmode external -extldflags "-static -Wl,--build-id=none"
 RUNSC_VERSION = $(shell sed -n 's/.*gvisor.dev\/gvisor v[0-9.]*-\([0-9]\{8\}\)[0-9]*-\([0-9a-f]*\).*/release-\1-\2/p' integration/tools/runsc/go.mod)
 
 # Where the tests meet the kernel: these run in the test machine.
-VM_TESTS ?= ./cgroups ./netns ./rootfs ./integration ./integration/testenv
+VM_TESTS ?= ./cgroups ./rootfs ./integration
+# More of them, in a second machine beside the first: each keeps one processor busy.
+VM_TESTS_BESIDE ?= ./integration/testenv ./integration/network ./integration/faults
 VM := build/vm/vm
 LINT := build/lint
 
@@ -40,28 +42,46 @@ build: bin/engine bin/engine-image bin/engine-monitor bin/engine-init ## build t
 # Go decides itself what is out of date.
 .PHONY: bin/engine bin/engine-image bin/engine-monitor bin/engine-init
 bin/engine: | setup
-	CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w $(STAMP)' -o $@ ./cmd/engine
+	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w $(STAMP)' -o $@ ./cmd/engine
 
 bin/engine-image: | setup
 	CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w' -o $@ ./cmd/engine-image
 
 # No tag for libseccomp: the filter is compiled beforehand and attached by engine-init.
 bin/engine-monitor: | setup
-	CGO_ENABLED=1 $(GO_BUILD) -tags 'netgo osusergo' -ldflags '-s -w $(STAMP) $(STATIC_CGO)' -o $@ ./cmd/engine-monitor
+	@CGO_ENABLED=1 $(GO_BUILD) -tags 'netgo osusergo' -ldflags '-s -w $(STAMP) $(STATIC_CGO)' -o $@ ./cmd/engine-monitor
+
+# Programs that can be killed at any step by name: for the fault tests, which put them
+# in the place of the others. Nothing of it is in those.
+.PHONY: faults
+faults: build tools ## build the programs of the fault tests into bin/
+	CGO_ENABLED=0 $(GO_BUILD) -tags failpoint -ldflags '-s -w $(STAMP)' -o bin/engine-failpoint ./cmd/engine
+	CGO_ENABLED=1 $(GO_BUILD) -tags 'failpoint netgo osusergo' -ldflags '-s -w $(STAMP) $(STATIC_CGO)' -o bin/engine-monitor-failpoint ./cmd/engine-monitor
+	CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w' -o bin/nth ./integration/faults/cmd/nth
 
 bin/engine-init: | setup
-	@$(MAKE) --no-print-directory -C cmd/engine-init OUT='$(CURDIR)/$@'
+	@$(MAKE) -s --no-print-directory -C cmd/engine-init OUT='$(CURDIR)/$@'
 
 .PHONY: tools
 tools: bin/runc bin/runsc ## build the pinned runc and runsc into bin/
 
 bin/runc: integration/tools/runc/go.mod integration/tools/runc/go.sum | setup
-	cd $(<D) && CGO_ENABLED=1 $(GO_BUILD) -tags 'seccomp netgo osusergo urfave_cli_no_docs' \
+	@echo "building runc" >&2
+	@cd $(<D) && CGO_ENABLED=1 $(GO_BUILD) -tags 'seccomp netgo osusergo urfave_cli_no_docs' \
 		-ldflags '-s -w $(STATIC_CGO)' -o '$(CURDIR)/$@' github.com/opencontainers/runc
 
 bin/runsc: integration/tools/runsc/go.mod integration/tools/runsc/go.sum | setup
-	cd $(<D) && CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w -X gvisor.dev/gvisor/runsc/version.version=$(RUNSC_VERSION)' \
+	@echo "building runsc: this takes minutes, once" >&2
+	@cd $(<D) && CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w -X gvisor.dev/gvisor/runsc/version.version=$(RUNSC_VERSION)' \
 		-o '$(CURDIR)/$@' gvisor.dev/gvisor/runsc
+
+# What the tests run inside sandboxes.
+bin/probe: $(wildcard integration/probe/*.[ch]) | setup
+	musl-gcc -std=c11 -O2 -Wall -Wextra -Wshadow -Wstrict-prototypes -Werror -static -s -o $@ $(filter %.c,$^)
+
+.PHONY: bin/netprobe
+bin/netprobe: | setup
+	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w' -o $@ ./integration/network/cmd/netprobe
 
 .PHONY: $(VM)
 $(VM): | setup
@@ -83,13 +103,33 @@ test-unit: build ## run the tests that need no machine of their own
 	go test $$(go list ./... | grep -v '/integration')
 
 .PHONY: test-vm
-test-vm: build tools $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
+test-vm: build faults bin/probe bin/netprobe $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
 	go test ./integration/vm/...
-	$(VM) test -timeout 20m $(VMFLAGS) $(VM_TESTS)
+	ENGINE_FAULTS=sample go test -count=1 -run TestPowerCut ./integration/faults
+	@mkdir -p build/test
+	@$(VM) test -timeout 30m -env ENGINE_FAULTS=sample $(VMFLAGS) $(VM_TESTS_BESIDE) >build/test/beside.log 2>&1 & beside=$$!; \
+	first=0; $(VM) test -timeout 30m $(VMFLAGS) $(VM_TESTS) || first=$$?; \
+	second=0; wait $$beside || second=$$?; cat build/test/beside.log; exit $$((first | second))
 
 .PHONY: test-host
-test-host: build tools ## run the same tests on this host: as root, pure cgroup v2
-	ENGINE_TEST_HOST=1 ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -p 1 $(VM_TESTS)
+test-host: build faults bin/probe bin/netprobe ## run the same tests on this host: as root, pure cgroup v2
+	ENGINE_TEST_HOST=1 ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -p 1 $(VM_TESTS) $(VM_TESTS_BESIDE)
+
+# RUN='TestSoak' takes one proof out of all; ENGINE_FAULTS=sample takes a part of each.
+.PHONY: test-faults
+test-faults: export ENGINE_FAULTS ?= all
+test-faults: build faults $(VM) ## kill, fail and cut everything, for hours: as root, with a cgroup2 mount; RUN=TestSoak for one proof
+	ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -timeout 0 -v -run '$(RUN)' ./integration/faults
+
+# RUN='TestTuples' takes one proof out of all.
+.PHONY: test-network
+test-network: build tools bin/netprobe ## prove what runs may reach, natively: as root, with a cgroup2 mount; RUN=TestTuples for one proof
+	hack/clients.sh
+	ENGINE_NETWORK=all ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -timeout 1h -v -run '$(RUN)' ./integration/network
+
+.PHONY: bench-network
+bench-network: build tools bin/netprobe ## measure the network's part of a start, and streams beside a plain veth
+	ENGINE_NETWORK=bench ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -timeout 1h -run '^$$' -bench . -benchtime 1x ./integration/network
 
 .PHONY: bench
 bench: build tools ## measure on this host, side by side with the bare runtimes
@@ -109,7 +149,7 @@ check: $(LINT)/gofumpt $(LINT)/staticcheck build ## format, vet, staticcheck, ra
 	go vet ./...
 	$(LINT)/staticcheck ./...
 	@if command -v golangci-lint >/dev/null; then golangci-lint run; else echo "golangci-lint: not installed, left out"; fi
-	@if command -v shellcheck >/dev/null; then shellcheck .ci/run hack/*.sh images/*.sh; else echo "shellcheck: not installed, left out"; fi
+	@if command -v shellcheck >/dev/null; then shellcheck --severity=warning .ci/run hack/*.sh images/*.sh; else echo "shellcheck: not installed, left out"; fi
 	go test -race $$(go list ./... | grep -v '/integration')
 
 $(LINT)/%: integration/tools/lint/go.mod integration/tools/lint/go.sum | setup

@@ -21,6 +21,7 @@ var allowed = map[string]struct {
 }{
 	"cgroups":                  {nil, "a leaf: limits and usage, it knows no run"},
 	"netns":                    {nil, "a leaf: namespaces, it knows no run"},
+	"netns/egress":             {[]string{"netns"}, "decides and carries; the kernel side is the gateway it is given"},
 	"oci/filtergen":            {[]string{"oci"}, "writes the files that oci embeds; no program links it"},
 	"oci":                      {nil, "pure: the same input gives the same bytes on any machine"},
 	"rootfs":                   {nil, "a leaf: mounts, it knows no run"},
@@ -34,11 +35,11 @@ var allowed = map[string]struct {
 	"engine/ociruntime":        {nil, "a runtime starts a bundle; who made it is not its matter"},
 	"engine/ociruntime/inproc": {[]string{"engine/ociruntime"}, "libcontainer needs cgo and must stay out of every other program"},
 	"engine": {
-		[]string{"cgroups", "netns", "oci", "rootfs", "rootfs/image", "rootfs/image/tree", "engine/journal", "engine/initwire", "engine/ociruntime"},
+		[]string{"cgroups", "netns", "netns/egress", "oci", "rootfs", "rootfs/image", "rootfs/image/tree", "engine/journal", "engine/initwire", "engine/ociruntime"},
 		"one run from start to finish; it is told its embedded runtime and so needs no cgo",
 	},
 	"engine/doctor":      {[]string{"cgroups", "rootfs", "engine", "engine/ociruntime"}, "looks at the host as a run would"},
-	"cmd/engine":         {[]string{"cgroups", "engine", "engine/doctor", "engine/journal", "engine/ociruntime", "oci", "rootfs/image", "rootfs/image/job"}, "an edge: words to values and back, no policy"},
+	"cmd/engine":         {[]string{"cgroups", "engine", "engine/doctor", "engine/journal", "engine/ociruntime", "netns", "netns/egress", "oci", "rootfs/image", "rootfs/image/job"}, "an edge: words to values and back, no policy"},
 	"cmd/engine-image":   {[]string{"rootfs/image", "rootfs/image/intake", "rootfs/image/registry", "rootfs/image/job", "rootfs/image/tree"}, "the only program that links a registry's client and decompressors"},
 	"cmd/engine-monitor": {[]string{"engine", "engine/ociruntime/inproc"}, "the only program that links libcontainer"},
 }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -46,6 +47,22 @@ func (g Group) WarmMigration(stop <-chan struct{}) error {
 		case <-stop:
 			return nil
 		case <-tick.C:
+		}
+	}
+}
+
+// StartMigration does what WarmMigration does, once, for a process that is anywhere
+// in the hierarchy: its caller starts the wait, somebody else keeps it warm. It
+// returns when the wait is over, and says nothing of a failure, which costs only
+// time.
+func (h Hierarchy) StartMigration() {
+	rows, err := readFile("/proc/self/cgroup")
+	if err != nil {
+		return
+	}
+	for row := range strings.Lines(string(rows)) {
+		if path, ok := strings.CutPrefix(strings.TrimSuffix(row, "\n"), "0::"); ok {
+			write(filepath.Join(h.Mount, path, "cgroup.procs"), "0")
 		}
 	}
 }

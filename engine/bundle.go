@@ -25,6 +25,9 @@ func (h Host) Bundle(ctx context.Context, req Request, dir string) error {
 	if len(req.SecretNames) > 0 {
 		return Refused("bad_secret", "cannot write secret=%s into a bundle: a bundle is a file that others can read", req.SecretNames[0])
 	}
+	if req.Egress.Mode() != "none" {
+		return Refused("bad_network", "cannot write network=%s into a bundle: only the engine can keep its policy", req.Egress.Mode())
+	}
 	h, err := h.resolved()
 	if err != nil {
 		return err

@@ -13,26 +13,35 @@ import (
 
 // chooseRuntime finds the runtime that a request names. auto is runsc where it is
 // installed and usable, otherwise the embedded one; the result says which it was.
-func chooseRuntime(ctx context.Context, name string, embedded ociruntime.Runtime, tools []string, cacheDir string) (ociruntime.Runtime, error) {
+func chooseRuntime(ctx context.Context, name string, cacheDir string) (ociruntime.Info, error) {
+	embedded := ociruntime.Info{Name: "embedded"} // the monitor knows its version
 	switch name {
 	case "embedded":
 		return embedded, nil
 	case "auto":
-		rt, err := ociruntime.Find(ctx, "runsc", tools, cacheDir)
+		rt, err := ociruntime.Find(ctx, "runsc", toolDirs(), cacheDir)
 		if err != nil {
 			return embedded, nil
 		}
-		return rt, nil
+		return rt.Info(), nil
 	}
-	rt, err := ociruntime.Find(ctx, name, tools, cacheDir)
+	rt, err := ociruntime.Find(ctx, name, toolDirs(), cacheDir)
 	var unsupported *ociruntime.UnsupportedError
 	if errors.As(err, &unsupported) {
-		return nil, Refused("bad_runtime", "cannot use runtime=%s: %w", name, err)
+		return ociruntime.Info{}, Refused("bad_runtime", "cannot use runtime=%s: %w", name, err)
 	}
 	if err != nil {
-		return nil, Failed("bad_runtime", "%w", err)
+		return ociruntime.Info{}, Failed("bad_runtime", "%w", err)
 	}
-	return rt, nil
+	return rt.Info(), nil
+}
+
+// openRuntime is the runtime that the caller chose, in the monitor.
+func openRuntime(info ociruntime.Info, embedded ociruntime.Runtime) (ociruntime.Runtime, error) {
+	if info.Name == "embedded" {
+		return embedded, nil
+	}
+	return ociruntime.New(info.Name, info.Path, info.Version)
 }
 
 // imageRoot is the file system that a run starts from.

@@ -18,13 +18,20 @@ import (
 //	monitor  the process itself, if it is the monitor
 //	caller   the process that started the monitor, or the caller itself
 //	sandbox  every process in the run's cgroup, and every child of the monitor
-const failpointVar = "ENGINE_FAILPOINT"
+//
+// ENGINE_FAILPOINT_TRACE names a file to which every point that is passed is added, as
+// "after-cgroup monitor": what there is to be killed at is read off a run, not listed.
+const (
+	failpointVar = "ENGINE_FAILPOINT"
+	traceVar     = "ENGINE_FAILPOINT_TRACE"
+)
 
 func failpointEnv() []string {
-	return []string{failpointVar + "=" + os.Getenv(failpointVar)}
+	return []string{failpointVar + "=" + os.Getenv(failpointVar), traceVar + "=" + os.Getenv(traceVar)}
 }
 
 func failpoint(point string) {
+	trace(point)
 	want, target, ok := strings.Cut(os.Getenv(failpointVar), "@")
 	if !ok || want != point {
 		return
@@ -37,7 +44,7 @@ func failpoint(point string) {
 		}
 	case "caller":
 		if isMonitor {
-			unix.Kill(os.Getppid(), unix.SIGKILL)
+			killParent()
 		} else {
 			unix.Kill(os.Getpid(), unix.SIGKILL)
 		}
@@ -46,6 +53,38 @@ func failpoint(point string) {
 			killGroup(group)
 			killChildren()
 		}
+	}
+}
+
+// trace adds a point to the trace, in one write.
+func trace(point string) {
+	path := os.Getenv(traceVar)
+	if path == "" {
+		return
+	}
+	who := "caller"
+	if len(os.Args) > 0 && os.Args[0] == "engine-monitor" {
+		who = "monitor"
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
+	if err != nil {
+		panic("cannot trace failpoints: " + err.Error())
+	}
+	defer f.Close()
+	f.WriteString(point + " " + who + "\n")
+}
+
+// killParent kills the process that started this one, if it still is the parent: an
+// orphan's is the host's first process, or another that the test must not touch.
+func killParent() {
+	parent := os.Getppid()
+	theirs, err := os.Readlink("/proc/" + strconv.Itoa(parent) + "/exe")
+	if err != nil {
+		return
+	}
+	ours, err := os.Readlink("/proc/self/exe")
+	if err == nil && filepath.Dir(theirs) == filepath.Dir(ours) && filepath.Base(theirs) == "engine" {
+		unix.Kill(parent, unix.SIGKILL)
 	}
 }
 
@@ -66,26 +105,4 @@ func killGroup(dir string) {
 		}
 		return nil
 	})
-}
-
-func killChildren() {
-	tasks, err := filepath.Glob("/proc/self/task/*/children")
-	if err != nil {
-		return
-	}
-	for _, t := range tasks {
-		killPids(t)
-	}
-}
-
-func killPids(file string) {
-	list, err := os.ReadFile(file)
-	if err != nil {
-		return
-	}
-	for _, field := range strings.Fields(string(list)) {
-		if pid, err := strconv.Atoi(field); err == nil {
-			unix.Kill(pid, unix.SIGKILL)
-		}
-	}
 }

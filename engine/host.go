@@ -19,12 +19,22 @@ type Host struct {
 	CgroupRoot string `json:"cgroupRoot"` // empty: engine, below the cgroup2 mount
 	Monitor    string `json:"monitor"`    // engine-monitor; empty: beside this program, then on the system's PATH
 	Init       string `json:"init"`       // engine-init; likewise
+
+	// No run starts while less is free, in bytes. Zero is 64 MiB, negative none.
+	MinFreeDisk   int64 `json:"minFreeDisk"`   // in StateDir and in RunDir
+	MinFreeMemory int64 `json:"minFreeMemory"` // of the host, as the kernel estimates it
 }
 
-// resolved fills in what was left empty. The programs must exist.
+// resolved fills in what was left empty and makes paths absolute, since a monitor
+// works elsewhere. The programs must exist.
 func (h Host) resolved() (Host, error) {
 	h = h.withDirs()
 	var err error
+	for _, dir := range []*string{&h.StateDir, &h.RunDir} {
+		if *dir, err = filepath.Abs(*dir); err != nil {
+			return h, Failed("no_directory", "cannot make directory=%s absolute: %w", *dir, err)
+		}
+	}
 	if h.Monitor, err = h.program(h.Monitor, "engine-monitor"); err != nil {
 		return h, err
 	}
@@ -93,6 +103,22 @@ func (h Host) prepare() error {
 		}
 		if err := own(dir, mode); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// reachable refuses a run directory that a sandbox's own users cannot get to: every
+// runtime would fail there, with words that say nothing of the cause.
+func (h Host) reachable() error {
+	for dir := filepath.Dir(filepath.Clean(h.RunDir)); dir != "/" && dir != "."; dir = filepath.Dir(dir) {
+		info, err := os.Stat(dir)
+		if err != nil {
+			return Failed("no_directory", "cannot look at directory=%s: %w", dir, err)
+		}
+		if info.Mode()&0o001 == 0 {
+			return Failed("no_directory", "cannot use run-dir=%s: only the owner of %s can pass through that", h.RunDir, dir).
+				WithFix("chmod o+x " + dir + ", or choose another --run-dir")
 		}
 	}
 	return nil

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"strconv"
 	"strings"
 
 	"github.com/direct-oci/engine/engine/initwire"
@@ -82,22 +81,27 @@ func (sb *sandbox) job() initwire.Job {
 // count. gVisor numbers the CPUs it was given from 0.
 func (sb *sandbox) cpuMask() []byte {
 	if !sb.isGVisor() {
-		return rootfs.CPUMask(sb.cpus)
+		return rootfs.CPUMask(sb.Plan.CPUs)
 	}
-	first := make([]int, len(sb.cpus))
+	first := make([]int, len(sb.Plan.CPUs))
 	for i := range first {
 		first[i] = i
 	}
 	return rootfs.CPUMask(first)
 }
 
+// maxEnvSecret is the longest value that becomes a variable: the kernel takes no
+// string of more than 128 KiB, and no program expects one.
+const maxEnvSecret = 32 << 10
+
 // secretEnv splits secrets into environment variables and files. A value of several
 // lines (a key, a certificate) becomes a file of mode 0400, and its variable holds
-// the path, because many programs mangle newlines in their environment.
+// the path, because many programs mangle newlines in their environment. So does a
+// long one.
 func secretEnv(secrets []Secret) (env []string, files []initwire.File) {
 	for _, s := range secrets {
 		value := bytes.TrimSuffix(s.Value, []byte("\n"))
-		if !bytes.ContainsAny(value, "\n\x00") {
+		if len(value) <= maxEnvSecret && !bytes.ContainsAny(value, "\n\x00") {
 			env = append(env, s.Name+"="+string(value))
 			continue
 		}
@@ -114,14 +118,17 @@ func (sb *sandbox) intent() oci.Intent {
 	in.Root = sb.dir("rootfs")
 	in.Args = []string{initPath}
 	in.HostID = sb.ids.hostID()
-	in.NetNS = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), sb.netns.Fd())
-	in.CgroupsPath = path.Join(sb.Hierarchy.Path("run/"+sb.Request.ID), "ctr")
+	in.NetNS = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), sb.network.sandbox.Fd())
+	in.CgroupsPath = path.Join(sb.Hierarchy.Path(runGroup(sb.Request.ID)), "ctr")
 	for _, s := range sb.Secrets {
 		_, files := secretEnv([]Secret{s})
 		in.SecretFiles = in.SecretFiles || len(files) > 0
 	}
 	for _, b := range sb.binds {
 		in.Binds = append(in.Binds, oci.Bind{Source: b.Source, Destination: b.Destination})
+	}
+	for _, name := range sb.etc {
+		in.Binds = append(in.Binds, oci.Bind{Source: sb.dir("proc", name), Destination: "/etc/" + name})
 	}
 	// The leaf repeats what the run's own cgroup holds, where it can: gVisor sizes
 	// the machine that it shows from its leaf.
@@ -157,13 +164,4 @@ func baseIntent(r Request) oci.Intent {
 		in.Rlimits = append(in.Rlimits, oci.Rlimit(l))
 	}
 	return in
-}
-
-// cpuList writes CPUs as cpuset.cpus takes them.
-func cpuList(cpus []int) string {
-	s := make([]string, len(cpus))
-	for i, c := range cpus {
-		s[i] = strconv.Itoa(c)
-	}
-	return strings.Join(s, ",")
 }

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -34,6 +35,10 @@ func Monitor(embedded ociruntime.Runtime) int {
 
 func monitor(embedded ociruntime.Runtime) error {
 	// A caller that hangs up, or a terminal that goes away, does not end a run.
+	// No core of this process, no debugger and no look into its memory: it sees secrets.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("cannot shield this process: %w", err)
+	}
 	signal.Ignore(unix.SIGPIPE, unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT)
 	control := os.NewFile(controlFD, "control")
 	conn, err := net.FileConn(control)
@@ -50,17 +55,29 @@ func monitor(embedded ociruntime.Runtime) error {
 		}
 		return fmt.Errorf("cannot read the request: %w", err)
 	}
+	if h.Version != Version {
+		refusal := Failed("version_mismatch", "cannot run: engine is version %s and engine-monitor is %s", h.Version, Version).
+			WithFix("install the engine's programs together")
+		return errors.Join(refusal, json.NewEncoder(conn).Encode(message{Done: true, Error: refusal}))
+	}
 	record, err := journal.Adopt(h.Host.StateDir, h.Request.ID, os.NewFile(lockFD, "lock"))
 	if err != nil {
 		return err
 	}
 	defer record.Close()
-	sb := &sandbox{hello: h, record: record, embedded: embedded, clock: clock{start: h.StartedAt}, notes: newNotes(record)}
+	sb := &sandbox{
+		hello: h, record: record, embedded: embedded, notes: newNotes(record),
+		clock: clock{start: h.StartedAt, list: h.Plan.Phases},
+		group: h.Hierarchy.Group(runGroup(h.Request.ID)),
+	}
+	failpointGroup(sb.group.Dir)
 	if err := sb.takeStdio(); err != nil {
 		return err
 	}
 	sb.clock.add("monitor", h.StartedAt, bootNow())
-	return sb.run(context.Background(), newCaller(conn, decoder))
+	c := newCaller(conn, decoder)
+	sb.callerGone = c.gone
+	return sb.run(context.Background(), c)
 }
 
 // takeStdio moves the caller's streams away from 0, 1 and 2, so that nothing this
@@ -117,19 +134,22 @@ func newCaller(conn net.Conn, decoder *json.Decoder) *caller {
 
 func (c *caller) cancel() { c.once.Do(func() { close(c.cancelled) }) }
 
-// tell says that the result is there. A caller that is gone does not hear it.
-func (c *caller) tell() { json.NewEncoder(c.conn).Encode(message{Done: true}) }
+// tell says that the result is there, or why it is not. A caller that is gone does
+// not hear it.
+func (c *caller) tell(err *Error) { json.NewEncoder(c.conn).Encode(message{Done: true, Error: err}) }
 
 const controlFifo = "control"
 
 // openControl makes the run's directory and in it the fifo through which any process
 // of root's can cancel the run.
 func (sb *sandbox) openControl(cancel func()) error {
+	defer sb.clock.phase("directory")()
 	dir := sb.dir()
 	if err := os.Mkdir(dir, 0o711); err != nil {
 		return Failed("no_directory", "cannot make directory=%s: %w", dir, err)
 	}
-	if err := os.Symlink(sb.lockPath(), filepath.Join(dir, lockLink)); err != nil {
+	failpoint("unmarked-directory")
+	if err := os.Symlink(lockPath(sb.record), filepath.Join(dir, lockLink)); err != nil {
 		return Failed("no_directory", "cannot mark directory=%s: %w", dir, err)
 	}
 	path := filepath.Join(dir, controlFifo)
@@ -140,14 +160,22 @@ func (sb *sandbox) openControl(cancel func()) error {
 	if err != nil {
 		return Failed("no_directory", "cannot open fifo=%s: %w", path, err)
 	}
-	go func() {
-		defer f.Close()
-		buf := make([]byte, 64)
-		if n, err := f.Read(buf); err == nil && n > 0 {
-			cancel()
-		}
-	}()
+	go sb.obey(f, cancel)
 	return nil
+}
+
+// obey does what comes through the fifo, a word or two on each line.
+func (sb *sandbox) obey(f *os.File, cancel func()) {
+	defer f.Close()
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		switch word, arg, _ := strings.Cut(lines.Text(), " "); word {
+		case "cancel":
+			cancel()
+		case "egress":
+			sb.changeEgress(arg)
+		}
+	}
 }
 
 // isolate makes this process's mount namespace its own and puts the cgroup2 tree
@@ -167,6 +195,7 @@ func (sb *sandbox) isolate() error {
 	// What lay there, often the old mount itself, is covered now.
 	sb.Hierarchy.Root = usual + strings.TrimPrefix(sb.Hierarchy.Root, sb.Hierarchy.Mount)
 	sb.Hierarchy.Mount = usual
+	sb.group = sb.Hierarchy.Group(runGroup(sb.Request.ID))
 	return nil
 }
 
@@ -185,15 +214,15 @@ func (h Host) Kill(ctx context.Context, id string) error {
 		}
 		return Refused("not_running", "cannot kill run=%s: it has ended (%s)", rec.ID, rec.reason())
 	}
-	if err := h.reach(rec.ID); err != nil {
+	if err := h.reach(rec.ID, "cancel"); err != nil {
 		return Failed("no_monitor", "cannot reach the monitor of run=%s: %w", rec.ID, err)
 	}
 	return h.awaitResult(ctx, rec.ID)
 }
 
-// reach tells the monitor of the run to cancel it. A monitor that is gone, or that
-// has nothing to cancel any more, is no error.
-func (h Host) reach(id string) error {
+// reach sends one line to the monitor of the run. A monitor that is gone, or that has
+// nothing to do any more, is no error.
+func (h Host) reach(id, line string) error {
 	fifo, err := os.OpenFile(filepath.Join(h.runDir(id), controlFifo), os.O_WRONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ENXIO) {
 		return nil
@@ -201,6 +230,6 @@ func (h Host) reach(id string) error {
 	if err != nil {
 		return err
 	}
-	_, err = fifo.WriteString("cancel\n")
+	_, err = fifo.WriteString(line + "\n")
 	return errors.Join(err, fifo.Close())
 }

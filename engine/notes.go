@@ -1,10 +1,18 @@
 package engine
 
-import "github.com/direct-oci/engine/engine/journal"
+import (
+	"time"
 
-// notes are the records between intent and exit. They are written in order, each on
-// disk before the next, beside the run and not in its way: nothing is decided by
-// them, they tell an operator, and whoever cleans up after a crash, how far a run was.
+	"github.com/direct-oci/engine/engine/journal"
+)
+
+// notes are the records between intent and exit. They are written in order, beside
+// the run and not in its way: nothing is decided by them, they tell an operator, and
+// whoever cleans up after a crash, how far a run was.
+//
+// A note is seen at once and on disk a moment later, unless the exit record, which
+// says more than all of them, is written before: of a run of a few milliseconds only
+// that one is waited for.
 type notes struct {
 	queue chan note
 	err   chan error
@@ -15,25 +23,45 @@ type note struct {
 	value any
 }
 
+// noteDelay is how long a note may be seen before it is on disk.
+const noteDelay = 20 * time.Millisecond
+
 func newNotes(record *journal.Run) notes {
 	n := notes{queue: make(chan note, 2), err: make(chan error, 1)} // created and started
-	go func() {
-		var first error
-		for e := range n.queue {
-			failpoint("before-note-" + e.name)
-			if err := record.Write(e.name, e.value, true); err != nil && first == nil {
-				first = err
-			}
-			failpoint("after-note-" + e.name)
-		}
-		n.err <- first
-	}()
+	go func() { n.err <- n.take(record) }()
 	return n
+}
+
+func (n notes) take(record *journal.Run) (first error) {
+	keep := func(err error) {
+		if first == nil {
+			first = err
+		}
+	}
+	var loose []string // seen, not on disk
+	var due <-chan time.Time
+	for {
+		select {
+		case e, more := <-n.queue:
+			if !more {
+				return first
+			}
+			failpoint("before-note-" + e.name)
+			keep(record.Write(e.name, e.value, false))
+			failpoint("after-note-" + e.name)
+			loose, due = append(loose, e.name), time.After(noteDelay)
+		case <-due:
+			for _, name := range loose {
+				keep(record.Sync(name))
+			}
+			loose, due = nil, nil
+		}
+	}
 }
 
 func (n notes) write(name string, value any) { n.queue <- note{name, value} }
 
-// wait returns once everything is on disk. Nothing may be written after.
+// wait returns once everything was written. Nothing may be written after.
 func (n notes) wait() error {
 	close(n.queue)
 	return <-n.err

@@ -14,7 +14,7 @@ func (sb *sandbox) result(u cgroups.Usage) Result {
 	e := sb.end
 	r := newResult(sb.Request)
 	r.Error = e.err
-	r.Unenforced = append(r.Unenforced, sb.unenforced...)
+	r.Unenforced = append(r.Unenforced, sb.Plan.Unenforced...)
 	r.Image = sb.image.info
 	if sb.runtime != nil {
 		info := sb.runtime.Info()
@@ -29,8 +29,16 @@ func (sb *sandbox) result(u cgroups.Usage) Result {
 		r.Signal = &e.signal
 	}
 	r.Actuals = actuals(u)
+	if err := sb.network.report(&r.Network, &r.Actuals); err != nil && r.Error == nil {
+		r.Error = Failed("no_usage", "cannot read what the network of run=%s carried: %w", sb.Request.ID, err)
+	}
 	if r.Runtime.Name == "runsc" {
 		r.Actuals.PidsRefused = nil // refused inside the Sentry, which the host does not see
+	}
+	if sb.output != nil {
+		r.StdoutBytes, r.StderrBytes = sb.output.Written(journal.Stdout), sb.output.Written(journal.Stderr)
+		r.StdoutTruncated = r.StdoutBytes > sb.Request.Limits.OutputKept
+		r.StderrTruncated = r.StderrBytes > sb.Request.Limits.OutputKept
 	}
 	r.Timing = sb.timing()
 	switch {
@@ -55,7 +63,7 @@ func newResult(req Request) Result {
 		Timing:     Timing{Phases: []Phase{}},
 		Unenforced: []string{},
 		Changes:    []FileChange{},
-		Network:    NetworkInfo{Mode: req.Network, Denied: []Denied{}},
+		Network:    NetworkInfo{Mode: req.Egress.Mode(), Denied: []Denied{}, Allowed: []Allowed{}},
 	}
 }
 
@@ -84,9 +92,8 @@ func (sb *sandbox) timing() Timing {
 	return t
 }
 
-// actuals converts what the kernel charged. A run without a network moved no bytes.
+// actuals converts what the kernel charged.
 func actuals(u cgroups.Usage) Usage {
-	var none int64
 	return Usage{
 		BusyCPUSecs:   seconds(u.CPU),
 		UserCPUSecs:   seconds(u.User),
@@ -98,8 +105,6 @@ func actuals(u cgroups.Usage) Usage {
 		OOMKills:      u.OOMKills,
 		IOReadBytes:   u.IORead,
 		IOWriteBytes:  u.IOWrite,
-		RxBytes:       &none,
-		TxBytes:       &none,
 	}
 }
 
@@ -109,18 +114,6 @@ func seconds(d *time.Duration) *float64 {
 	}
 	s := d.Seconds()
 	return &s
-}
-
-// fillOutput adds what is on record of the output. A record that cannot be read is
-// said in the result, which stands otherwise.
-func (r *Result) fillOutput(path string) {
-	out, err := journal.ReadOutput(path)
-	r.Stdout, r.Stderr = out.Stdout, out.Stderr
-	r.StdoutBytes, r.StderrBytes = out.Totals[0].Written, out.Totals[1].Written
-	r.StdoutTruncated, r.StderrTruncated = out.Totals[0].Truncated(), out.Totals[1].Truncated()
-	if err != nil && r.Error == nil && r.Reason != nil {
-		r.Error = Failed("no_output", "cannot read the output of run=%s: %w", r.ID, err)
-	}
 }
 
 // Exit statuses that are not the program's own.

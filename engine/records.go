@@ -49,6 +49,9 @@ type Record struct {
 	Request  Request    `json:"request"`
 	Result   *Result    `json:"result"`   // nil until it has ended
 	Problems []string   `json:"problems"` // records that cannot be read
+
+	newer   bool // some were written by a later version of the engine
+	unbegun bool // nothing is on record but the id, so there never was a sandbox
 }
 
 // reason is why the run ended, in a word, for messages.
@@ -88,8 +91,8 @@ func (h Host) List() ([]Record, error) {
 	return records, nil
 }
 
-// Load returns one run with its output. A prefix of its id is enough where it fits
-// one run alone.
+// Load returns one run, without its output. A prefix of its id is enough where it
+// fits one run alone.
 func (h Host) Load(prefix string) (Record, error) {
 	h = h.withDirs()
 	id, err := h.find(prefix)
@@ -100,14 +103,23 @@ func (h Host) Load(prefix string) (Record, error) {
 	if err != nil {
 		return Record{}, Failed("no_record", "%w", err)
 	}
-	if r.Result != nil {
-		run, err := journal.Open(h.StateDir, id)
-		if err != nil {
-			return Record{}, Failed("no_record", "%w", err)
-		}
-		r.Result.fillOutput(run.OutputPath())
-	}
 	return r, nil
+}
+
+// FillOutput adds to a result what is on record of the output, which may be large.
+// A record that cannot be read is said in the result, which stands otherwise.
+func (h Host) FillOutput(r *Result) {
+	counted := r.Reason == nil || *r.Reason != ReasonLost && *r.Reason != ReasonInterrupted
+	if counted && r.StdoutBytes+r.StderrBytes == 0 {
+		return // there was none, and a record of none need not have reached the disk
+	}
+	out, err := journal.ReadOutput(h.OutputPath(r.ID))
+	r.Stdout, r.Stderr = out.Stdout, out.Stderr
+	r.StdoutBytes, r.StderrBytes = out.Totals[0].Written, out.Totals[1].Written
+	r.StdoutTruncated, r.StderrTruncated = out.Totals[0].Truncated(), out.Totals[1].Truncated()
+	if err != nil && r.Error == nil && r.Reason != nil {
+		r.Error = Failed("no_output", "cannot read the output of run=%s: %w", r.ID, err)
+	}
 }
 
 // OutputPath is where the output of the run is on record, for journal.OpenOutput.
@@ -163,7 +175,10 @@ func (h Host) load(id string) (Record, error) {
 	r := Record{ID: id, State: stateOf[last], Alive: alive, Problems: []string{}}
 	for _, p := range problems {
 		r.Problems = append(r.Problems, p.Error())
+		var bad *journal.RecordError
+		r.newer = r.newer || errors.As(p, &bad) && bad.Newer
 	}
+	r.unbegun = last == "" && len(problems) == 0
 	if header, err := run.Read(journal.Intent, &r.Request); err == nil {
 		r.Created = header.Time
 	}
@@ -210,7 +225,20 @@ func (h Host) Await(ctx context.Context, prefix string) (Record, error) {
 	if err := h.awaitResult(ctx, id); err != nil {
 		return Record{}, err
 	}
-	return h.Load(id)
+	rec, err := h.Load(id)
+	if err == nil && rec.Result == nil {
+		err = noResult(rec)
+	}
+	return rec, err
+}
+
+// noResult explains a run that is over and has no result to show.
+func noResult(r Record) *Error {
+	why := "none is on record"
+	if len(r.Problems) > 0 {
+		why = strings.Join(r.Problems, "; ")
+	}
+	return Failed("lost", "cannot read the result of run=%s: %s", r.ID, why)
 }
 
 // Remove deletes the record of a run that has ended, output included.

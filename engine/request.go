@@ -1,6 +1,10 @@
 package engine
 
-import "time"
+import (
+	"time"
+
+	"github.com/direct-oci/engine/netns/egress"
+)
 
 // Request says what to run, from what, and what it may use. It is plain data:
 // it is written to the run's record as it stands, so it never holds a secret.
@@ -25,8 +29,8 @@ type Request struct {
 	Tmpfs    []Tmpfs           `json:"tmpfs,omitempty"`   // further writable directories; only a bundle asks for them
 	Rlimits  []Rlimit          `json:"rlimits,omitempty"` // lower than the engine's own; only a bundle asks for them
 
-	Network string `json:"network"` // "none"
-	Limits  Limits `json:"limits"`
+	Egress egress.Policy `json:"egress,omitzero"` // what it may reach; the zero value is nothing
+	Limits Limits        `json:"limits"`
 	// BestEffortLimits lets the run start where a cgroup controller that a
 	// limit needs is missing; Result.Unenforced then names the limit.
 	BestEffortLimits bool `json:"bestEffortLimits,omitempty"`

@@ -5,10 +5,12 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/direct-oci/engine/netns/egress"
 )
 
 func validRequest() Request {
-	return Request{Runtime: "auto", Image: "x", Command: []string{"true"}, UID: 1, GID: 1, Network: "none", Limits: DefaultLimits()}
+	return Request{Runtime: "auto", Image: "x", Command: []string{"true"}, UID: 1, GID: 1, Limits: DefaultLimits()}
 }
 
 func TestValidateRefusesWithTheRequestsClass(t *testing.T) {
@@ -26,7 +28,7 @@ func TestValidateRefusesWithTheRequestsClass(t *testing.T) {
 		{"both image and directory", "bad_root", func(r *Request) { r.Rootfs = "/x" }},
 		{"the host's own root", "bad_root", func(r *Request) { r.Image, r.Rootfs = "", "/../" }},
 		{"a relative directory", "bad_root", func(r *Request) { r.Image, r.Rootfs = "", "root" }},
-		{"a network that is not there", "bad_network", func(r *Request) { r.Network = "internet" }},
+		{"a grant without a port", "bad_network", func(r *Request) { r.Egress.Names = []egress.NameRule{{Host: "example.com"}} }},
 		{"no command, and no image that could name one", "bad_command", func(r *Request) { r.Command, r.Image, r.Rootfs = nil, "", "/srv" }},
 		{"an empty command", "bad_command", func(r *Request) { r.Command = []string{""} }},
 		{"a NUL in an argument", "bad_command", func(r *Request) { r.Command = []string{"a", "b\x00c"} }},

@@ -103,10 +103,11 @@ type ImageInfo struct {
 	Digest *string `json:"digest"` // nil: a directory or an image that has none
 }
 
-// NetworkInfo is the egress policy and what it refused.
+// NetworkInfo is the egress policy, and what became of what was tried.
 type NetworkInfo struct {
-	Mode   string   `json:"mode"`
-	Denied []Denied `json:"denied"`
+	Mode    string    `json:"mode"` // none, or names, cidr and internet joined by +
+	Denied  []Denied  `json:"denied"`
+	Allowed []Allowed `json:"allowed"`
 }
 
 // Denied is one destination that the policy refused, Count times.
@@ -116,6 +117,18 @@ type Denied struct {
 	Proto string `json:"proto"`
 	Rule  string `json:"rule"`
 	Count int64  `json:"count"`
+}
+
+// Allowed is one destination that was reached, by Count connections. The bytes are
+// payload, without headers, as the gateway passed them on.
+type Allowed struct {
+	Host    string `json:"host"`
+	Port    uint16 `json:"port"`
+	Proto   string `json:"proto"`
+	Rule    string `json:"rule"`
+	Count   int64  `json:"count"`
+	RxBytes int64  `json:"rxBytes"`
+	TxBytes int64  `json:"txBytes"`
 }
 
 // FileChange is one file of the workspace that the run changed.

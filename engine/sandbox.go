@@ -5,20 +5,18 @@ import (
 	"errors"
 	"net"
 	"os"
+	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/direct-oci/engine/cgroups"
 	"github.com/direct-oci/engine/engine/initwire"
 	"github.com/direct-oci/engine/engine/journal"
 	"github.com/direct-oci/engine/engine/ociruntime"
-	"github.com/direct-oci/engine/netns"
 	"github.com/direct-oci/engine/oci"
 	"github.com/direct-oci/engine/rootfs"
 )
@@ -28,6 +26,7 @@ const (
 	initGrace  = 10 * time.Second // engine-init's own deadline comes this much after the monitor's
 	emptyBound = 10 * time.Second // from the kill to the last process gone
 	drainBound = 250 * time.Millisecond
+	abortBound = time.Second // from the kill of a runtime's processes to its return
 )
 
 // sandbox is one run in the hands of its monitor. One goroutine owns it, the one
@@ -38,19 +37,22 @@ type sandbox struct {
 	embedded ociruntime.Runtime
 	clock    clock
 	stdio    [3]int // the caller's streams
+	// callerGone is closed when the caller is.
+	callerGone <-chan struct{}
 
-	runtime    ociruntime.Runtime
-	image      imageRoot
-	ids        idBlock
-	cpus       []int
-	group      cgroups.Group
-	unenforced []string
-	netns      *os.File
-	binds      []rootfs.Bind
-	output     *journal.OutputWriter
-	outputs    *outputs
-	guest      *guest
-	notes      notes
+	runtime ociruntime.Runtime
+	image   imageRoot
+	ids     idBlock
+	group   cgroups.Group
+	network network
+	binds   []rootfs.Bind // below /proc
+	etc     []string      // files of the run's own in place of the layer's
+	output  *journal.OutputWriter
+	outputs *outputs
+	guest   *guest
+	sending bool // the streams are in the hands of send
+	cutOff  bool // output was not read to its end
+	notes   notes
 
 	end ending
 }
@@ -77,13 +79,10 @@ func (sb *sandbox) create(ctx context.Context, cancel func()) error {
 	if err := sb.openControl(cancel); err != nil {
 		return err
 	}
-	if err := sb.choose(ctx); err != nil {
+	if err := sb.choose(); err != nil {
 		return err
 	}
 	if err := sb.isolate(); err != nil {
-		return err
-	}
-	if err := sb.limit(); err != nil {
 		return err
 	}
 	stop := sb.warm()
@@ -91,74 +90,35 @@ func (sb *sandbox) create(ctx context.Context, cancel func()) error {
 	if err := sb.parts(); err != nil {
 		return err
 	}
+	if err := sb.mountPoints(); err != nil {
+		return err
+	}
 	return sb.launch(ctx)
 }
 
-// choose settles the runtime and the image, which other steps depend on.
-func (sb *sandbox) choose(ctx context.Context) (err error) {
+// choose takes what the run needs and others may be using: the image, the uid block.
+func (sb *sandbox) choose() (err error) {
 	defer sb.clock.phase("choose")()
-	if sb.runtime, err = chooseRuntime(ctx, sb.Request.Runtime, sb.embedded, sb.Tools, sb.Host.RunDir); err != nil {
-		return err
+	if sb.runtime, err = openRuntime(sb.Plan.Runtime, sb.embedded); err != nil {
+		return Failed("bad_runtime", "%w", err)
 	}
 	if sb.image, err = openImage(sb.Host, sb.Request); err != nil {
 		return err
 	}
+	failpoint("before-uids")
 	if sb.ids, err = takeIDBlock(sb.Host, sb.Request.ID); err != nil {
 		return err
 	}
-	sb.cpus, err = rootfs.AffinityCPUs(sb.Request.Limits.CPUs, sb.ids.slot)
-	if err != nil {
-		return Failed("no_cpus", "%w", err)
-	}
+	failpoint("after-uids")
 	return nil
 }
-
-// limit makes the run's cgroup with every limit in force, before any process of the
-// sandbox exists.
-func (sb *sandbox) limit() (err error) {
-	defer sb.clock.phase("cgroup")()
-	l := cgroups.Limits{CPUs: sb.Request.Limits.CPUs, Memory: sb.Request.Limits.Memory, Pids: sb.Request.Limits.Pids + 1} // engine-init is the one more
-	if sb.isGVisor() {
-		// The host sees the Sentry's threads and one stub for each process inside.
-		// What the program may start is bounded inside, by RLIMIT_NPROC.
-		l.Pids = 2*sb.Request.Limits.Pids + sentryTasks
-		if sb.controls("cpuset") {
-			l.CPUSet = cpuList(sb.cpus)
-		}
-	}
-	sb.group, sb.unenforced, err = sb.Hierarchy.Create("run/"+sb.Request.ID, l)
-	if err != nil {
-		return Failed("no_cgroup", "%w", err)
-	}
-	if err := unix.Setxattr(sb.group.Dir, lockXattr, []byte(sb.lockPath()), 0); err != nil {
-		return Failed("no_cgroup", "cannot mark cgroup=%s: %w", sb.group.Dir, err)
-	}
-	failpointGroup(sb.group.Dir)
-	if len(sb.unenforced) > 0 && !sb.Request.BestEffortLimits {
-		names := strings.Join(sb.unenforced, ",")
-		if missing := sb.Hierarchy.Unsupported(sb.unenforced[0]); missing != nil {
-			return Failed("no_limit", "cannot enforce limit=%s: %w", names, missing)
-		}
-		return Failed("no_limit", "cannot enforce limit=%s: its controller was missing a moment ago", names).WithFix("try again")
-	}
-	return nil
-}
-
-// sentryTasks is room for gVisor's own threads: the Sentry's, the gofer's, and those
-// that Go adds while some of them block.
-const sentryTasks = 512
 
 // isGVisor reports whether the program runs on gVisor's kernel and not on the host's.
-func (sb *sandbox) isGVisor() bool { return sb.runtime.Info().Name == "runsc" }
+func (sb *sandbox) isGVisor() bool { return sb.Plan.isGVisor() }
 
 // controls reports whether the run's cgroup has all these controllers.
 func (sb *sandbox) controls(controllers ...string) bool {
-	for _, c := range controllers {
-		if !slices.Contains(sb.Hierarchy.Controllers, c) {
-			return false
-		}
-	}
-	return true
+	return controls(sb.Hierarchy, controllers...)
 }
 
 // warm shortens the wait of runtimes that move their first process into a cgroup,
@@ -178,7 +138,7 @@ func (sb *sandbox) parts() error {
 		name string
 		do   func() error
 	}{
-		{"netns", func() (err error) { sb.netns, err = netns.New(); return err }},
+		{"netns", sb.openNetwork},
 		{"rootfs", sb.mountRoot},
 		{"files", sb.writeFiles},
 	}
@@ -209,6 +169,27 @@ func (sb *sandbox) mountRoot() error {
 	return rootfs.Mount(layer, sb.image.lowers, root)
 }
 
+// mountPoints refuses mounts of the request in places that the root does not have: no
+// runtime can make a directory in it.
+func (sb *sandbox) mountPoints() error {
+	if len(sb.Request.Tmpfs) == 0 {
+		return nil
+	}
+	root, err := os.OpenRoot(sb.dir("rootfs"))
+	if err != nil {
+		return Failed("no_sandbox", "cannot look into the root of run=%s: %w", sb.Request.ID, err)
+	}
+	defer root.Close()
+	for _, t := range sb.Request.Tmpfs {
+		info, err := root.Stat(strings.TrimPrefix(path.Clean(t.Path), "/"))
+		if err != nil || !info.IsDir() {
+			return Refused("bad_mount", "cannot mount tmpfs=%q: the root has no such directory", t.Path).
+				WithFix("make the directory in the root file system, or remove the mount")
+		}
+	}
+	return nil
+}
+
 // writeFiles makes the run's own small files and directories, and its pipes.
 func (sb *sandbox) writeFiles() (err error) {
 	for dir, mode := range map[string]os.FileMode{"proc": 0o711, "bundle": 0o700, "runtime": 0o700} {
@@ -216,13 +197,19 @@ func (sb *sandbox) writeFiles() (err error) {
 			return err
 		}
 	}
-	if sb.binds, err = rootfs.ProcFiles(sb.dir("proc"), sb.cpus, sb.Request.Limits.Memory); err != nil {
+	if sb.binds, err = rootfs.ProcFiles(sb.dir("proc"), sb.Plan.CPUs, sb.Request.Limits.Memory); err != nil {
+		return err
+	}
+	if err := sb.record.Reserve(); err != nil {
+		return err
+	}
+	if err := sb.resolverFiles(); err != nil {
 		return err
 	}
 	if sb.output, err = journal.CreateOutput(sb.record.OutputPath(), sb.Request.Limits.OutputKept); err != nil {
 		return err
 	}
-	sb.outputs, err = newOutputs(sb.output, sb.Request.Limits.OutputMax, sb.stdio[1], sb.stdio[2])
+	sb.outputs, err = newOutputs(sb.output, sb.Request.Limits.OutputMax, sb.stdio[1], sb.stdio[2], sb.callerGone)
 	return err
 }
 
@@ -249,7 +236,9 @@ func (sb *sandbox) launch(ctx context.Context) error {
 		theirs.Close()
 		return err
 	}
+	sb.sending = true
 	go sb.send(conn, stdin)
+	failpoint("after-job-sent")
 	if err := sb.start(ctx, spec, theirs); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -277,9 +266,10 @@ func (sb *sandbox) start(ctx context.Context, spec *specs.Spec, theirs *os.File)
 	defer theirs.Close()
 	c := ociruntime.Container{
 		ID: sb.Request.ID, Bundle: sb.dir("bundle"), Spec: spec, StateDir: sb.dir("runtime"), Guest: theirs,
+		Network: sb.network.gateway != nil,
 	}
 	if sb.isGVisor() && !sb.controls("cpu", "cpuset", "io", "memory", "pids") {
-		group, _, err := sb.Hierarchy.Create("run/"+sb.Request.ID+"/ctr", cgroups.Limits{})
+		group, _, err := sb.Hierarchy.Create(runGroup(sb.Request.ID)+"/ctr", cgroups.Limits{})
 		if err != nil {
 			return err
 		}
@@ -288,15 +278,39 @@ func (sb *sandbox) start(ctx context.Context, spec *specs.Spec, theirs *os.File)
 		}
 		defer c.Cgroup.Close()
 	}
-	return sb.runtime.Start(ctx, c)
+	return sb.bounded(ctx, c)
+}
+
+// bounded is the runtime's Start, which ends when ctx does, whatever the runtime waits
+// for: the embedded one waits for its child, which may be waiting for it, and does not
+// know of ctx.
+func (sb *sandbox) bounded(ctx context.Context, c ociruntime.Container) error {
+	started := make(chan error, 1)
+	go func() { started <- sb.runtime.Start(ctx, c) }()
+	select {
+	case err := <-started:
+		return err
+	case <-ctx.Done():
+	}
+	sb.group.Kill() // once more at the end, where it is waited for
+	killChildren()
+	select {
+	case err := <-started:
+		return err
+	case <-time.After(abortBound):
+		return ctx.Err() // it ends with this process
+	}
 }
 
 // send gives engine-init the job together with the far ends of the program's
-// streams, of which this process then keeps none. A job that does not arrive is
-// reported by engine-init, or by its end.
+// streams, of which this process then keeps none. An engine-init whose job did not
+// arrive is told that nothing more comes, and ends; what it has said is still read.
 func (sb *sandbox) send(conn *net.UnixConn, stdin *os.File) {
 	job := sb.job()
-	initwire.Send(conn, job, stdin, sb.outputs.pumps[0].write, sb.outputs.pumps[1].write)
+	if err := initwire.Send(conn, job, stdin, sb.outputs.pumps[0].write, sb.outputs.pumps[1].write); err != nil {
+		sb.guest.undelivered <- err
+		conn.CloseWrite() // fails for one that is gone
+	}
 	stdin.Close()
 	sb.outputs.closeWriters()
 	sb.outputs.start()
@@ -309,10 +323,12 @@ func (sb *sandbox) send(conn *net.UnixConn, stdin *os.File) {
 type guest struct {
 	conn   *net.UnixConn
 	frames chan initwire.Frame // closed when the sandbox is gone
+	// undelivered holds why the job did not reach it.
+	undelivered chan error
 }
 
 func newGuest(conn *net.UnixConn) *guest {
-	g := &guest{conn: conn, frames: make(chan initwire.Frame, 8)}
+	g := &guest{conn: conn, frames: make(chan initwire.Frame, 8), undelivered: make(chan error, 1)}
 	go func() {
 		defer close(g.frames)
 		for {

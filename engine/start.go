@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"time"
 
@@ -25,18 +27,23 @@ type Stdio struct {
 
 // hello is the first message on the control socket: all that a monitor knows.
 type hello struct {
+	Version   string            `json:"version"` // of the caller: the two are built together
 	Host      Host              `json:"host"`
 	Hierarchy cgroups.Hierarchy `json:"hierarchy"`
 	Request   Request           `json:"request"`
 	Secrets   []Secret          `json:"secrets"`
-	Tools     []string          `json:"tools"` // where runtimes are looked for first
+	Plan      plan              `json:"plan"`
 	StartedAt int64             `json:"startedAt"`
 }
 
 // message is every later one, in both directions.
 type message struct {
 	Cancel bool `json:"cancel,omitempty"` // caller: end the run
-	Done   bool `json:"done,omitempty"`   // monitor: the result is on record and the output passed on
+	Done   bool `json:"done,omitempty"`   // monitor: the run has ended, and its output was passed on
+
+	// Error, with Done, is why there is no result on record: nobody may take a run
+	// for one that succeeded when nothing says so.
+	Error *Error `json:"error,omitempty"`
 }
 
 // Descriptors a monitor inherits.
@@ -51,7 +58,7 @@ type Run struct {
 	host    Host
 	id      string
 	control *net.UnixConn // nil: another process started it
-	monitor *exec.Cmd
+	ended   chan struct{} // closed when the monitor is gone and has been reaped
 }
 
 // Start starts one run and returns once its monitor has been told. Every error is an
@@ -66,10 +73,14 @@ type Run struct {
 // record has reached the disk.
 func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio Stdio) (*Run, error) {
 	startedAt := bootNow()
+	total := 0
 	for _, s := range secrets {
 		req.SecretNames = append(req.SecretNames, s.Name)
 		if len(s.Value) > maxSecret {
 			return nil, Refused("bad_secret", "cannot accept secret=%s: more than %d bytes", s.Name, maxSecret)
+		}
+		if total += len(s.Value); total > maxSecrets {
+			return nil, Refused("bad_secret", "cannot accept secrets of more than %d bytes together", maxSecrets)
 		}
 	}
 	if err := req.Validate(); err != nil {
@@ -88,6 +99,9 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 	if err := h.prepare(); err != nil {
 		return nil, err
 	}
+	if err := errors.Join(h.reachable(), h.admit()); err != nil {
+		return nil, AsError(err)
+	}
 	if req, err = req.settle(h); err != nil {
 		return nil, err
 	}
@@ -98,18 +112,45 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 	if req.ID == "" {
 		req.ID = journal.NewID()
 	}
-	record, err := journal.Create(h.StateDir, req.ID)
-	if errors.Is(err, journal.ErrExists) {
-		return h.join(ctx, req)
-	} else if err != nil {
-		return nil, Failed("no_record", "%w", err)
+	plan, err := makePlan(ctx, h, req)
+	if err != nil {
+		return nil, err
 	}
-	r := &Run{host: h, id: req.ID}
-	if err := r.handOver(record, hello{h, hierarchy, req, secrets, toolDirs(), startedAt}, stdio); err != nil {
-		record.Close()
-		return nil, errors.Join(err, journal.Remove(h.StateDir, req.ID))
+	for {
+		failpoint("before-reserve")
+		record, err := journal.Create(h.StateDir, req.ID)
+		if err == nil {
+			failpoint("after-reserve")
+			return h.begin(record, hello{Version, h, hierarchy, req, secrets, plan, startedAt}, stdio)
+		}
+		if !errors.Is(err, journal.ErrExists) {
+			return nil, Failed("no_record", "%w", err)
+		}
+		r, err := h.join(ctx, req)
+		if !errors.Is(err, errNeverBegun) {
+			return r, err
+		}
+	}
+}
+
+// begin starts the run whose record is new and held by this process.
+func (h Host) begin(record *journal.Run, told hello, stdio Stdio) (*Run, error) {
+	r := &Run{host: h, id: record.ID(), ended: make(chan struct{})}
+	clock := clock{start: told.StartedAt}
+	stop := clock.phase("cgroup")
+	err := told.Plan.limit(told.Hierarchy, told.Request, record)
+	stop()
+	told.Plan.Phases = clock.phases()
+	if err == nil {
+		err = r.handOver(record, told, stdio)
+	}
+	if err != nil {
+		err = errors.Join(err, told.Hierarchy.Group(runGroup(r.id)).Remove())
 	}
 	record.Close()
+	if err != nil {
+		return nil, AsError(errors.Join(err, journal.Remove(h.StateDir, r.id)))
+	}
 	return r, nil
 }
 
@@ -118,6 +159,9 @@ func (r *Run) handOver(record *journal.Run, h hello, stdio Stdio) error {
 	failpoint("before-spawn")
 	if err := r.spawn(h.Hierarchy, record.Lock(), stdio); err != nil {
 		return err
+	}
+	if !h.Plan.isGVisor() {
+		go h.Hierarchy.StartMigration()
 	}
 	failpoint("before-intent")
 	err := record.Write(journal.Intent, h.Request, true)
@@ -128,7 +172,7 @@ func (r *Run) handOver(record *journal.Run, h hello, stdio Stdio) error {
 	failpoint("after-handover")
 	if err != nil {
 		r.control.Close() // a monitor that was told nothing ends
-		r.monitor.Wait()
+		<-r.ended
 		return Failed("no_record", "cannot hand over run=%s: %w", r.id, err)
 	}
 	return nil
@@ -182,9 +226,16 @@ func (r *Run) spawn(hierarchy cgroups.Hierarchy, lock *os.File, stdio Stdio) err
 		r.control.Close()
 		return Failed("no_monitor", "cannot start monitor=%s: %w", r.host.Monitor, err)
 	}
-	r.monitor = cmd
+	go func() {
+		cmd.Wait() // how it ended is told by the control socket and the record
+		close(r.ended)
+	}()
 	return nil
 }
+
+// errNeverBegun reports an id whose owner died before its request was on record. No
+// monitor was told of it, and none ever will be.
+var errNeverBegun = errors.New("its starter died before the request was on record")
 
 // join follows the run that has req's id already.
 func (h Host) join(ctx context.Context, req Request) (*Run, error) {
@@ -192,6 +243,9 @@ func (h Host) join(ctx context.Context, req Request) (*Run, error) {
 	defer tick.Stop()
 	for {
 		r, err := h.load(req.ID)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, errNeverBegun // or removed since
+		}
 		if err != nil {
 			return nil, Failed("no_record", "cannot join run=%s: %w", req.ID, err)
 		}
@@ -201,8 +255,14 @@ func (h Host) join(ctx context.Context, req Request) (*Run, error) {
 		case !r.Created.IsZero():
 			return nil, Refused("exists", "cannot start run=%s: a run of another request has this id", req.ID).
 				WithFix("choose another id, or see engine inspect " + req.ID)
+		case !r.Alive && r.unbegun:
+			if err := h.gcOne(ctx, req.ID); err != nil {
+				return nil, err
+			}
+			return nil, errNeverBegun // or somebody else was quicker, and is looked at next
 		case !r.Alive:
-			return nil, Failed("no_record", "cannot join run=%s: it is on record without its request", req.ID).WithFix("remove it with engine rm " + req.ID)
+			return nil, Failed("no_record", "cannot join run=%s: its request cannot be read: %s", req.ID, strings.Join(r.Problems, "; ")).
+				WithFix("see engine inspect " + req.ID + ", and remove it with engine rm")
 		}
 		select {
 		case <-tick.C: // its starter is about to write the request
@@ -233,7 +293,7 @@ func (r *Run) Joined() bool { return r.control == nil }
 // does not wait, and a run that has ended stays as it was.
 func (r *Run) Cancel() {
 	if r.Joined() {
-		r.host.reach(r.id)
+		r.host.reach(r.id, "cancel")
 		return
 	}
 	// A monitor that is gone, or that does not read, has nothing left to cancel.
@@ -254,18 +314,20 @@ func (r *Run) Wait() (Result, error) {
 	defer r.control.Close()
 	var m message
 	if err := json.NewDecoder(r.control).Decode(&m); err != nil || !m.Done {
-		// The monitor is gone, so nothing can hold up what is left of it.
-		r.monitor.Wait()
+		<-r.ended // so nothing can hold up what is left of it
 		if err := r.host.gcOne(context.Background(), r.id); err != nil {
 			return Result{}, err
 		}
+	}
+	if m.Error != nil {
+		return Result{}, m.Error
 	}
 	rec, err := r.host.Load(r.id)
 	if err != nil {
 		return Result{}, err
 	}
 	if rec.Result == nil {
-		return Result{}, Failed("lost", "cannot read the result of run=%s: its monitor left none", r.id)
+		return Result{}, noResult(rec)
 	}
 	return *rec.Result, nil
 }

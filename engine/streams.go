@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -31,6 +32,7 @@ type outputs struct {
 	total    atomic.Int64
 	first    atomic.Int64 // CLOCK_BOOTTIME of the first byte, 0: none yet
 	dead     chan struct{}
+	caller   <-chan struct{} // closed when the caller is gone
 	pumps    [2]*pump
 }
 
@@ -52,8 +54,8 @@ const pumpBuffers = 3
 
 // newOutputs makes the pipes. The sinks are descriptors of the caller's stdout and
 // stderr, which are written to and never closed here.
-func newOutputs(record *journal.OutputWriter, max int64, stdout, stderr int) (*outputs, error) {
-	o := &outputs{record: record, max: max, over: make(chan struct{}), dead: make(chan struct{})}
+func newOutputs(record *journal.OutputWriter, max int64, stdout, stderr int, caller <-chan struct{}) (*outputs, error) {
+	o := &outputs{record: record, max: max, over: make(chan struct{}), dead: make(chan struct{}), caller: caller}
 	for i, sink := range []int{stdout, stderr} {
 		r, w, err := os.Pipe()
 		if err != nil {
@@ -78,7 +80,7 @@ func newOutputs(record *journal.OutputWriter, max int64, stdout, stderr int) (*o
 func (o *outputs) start() {
 	for i, p := range o.pumps {
 		go o.carry(journal.Stream(i+1), p)
-		go p.forward()
+		go o.forward(p)
 	}
 }
 
@@ -147,17 +149,36 @@ func (o *outputs) count(p *pump, n int64) {
 	}
 }
 
-// forward passes one stream on. A caller that is gone stops it; the stream is still
-// read and recorded.
-func (p *pump) forward() {
+// forward passes one stream on, until nobody takes it any more.
+func (o *outputs) forward(p *pump) {
 	defer close(p.flushed)
 	gone := false
 	for chunk := range p.queue {
-		gone = gone || writeAll(p.sink, chunk) != nil
-		p.free <- chunk[:0:cap(chunk)]
+		if !gone && writeAll(p.sink, chunk) != nil {
+			gone = true
+			go o.refuse(p)
+		}
+		select {
+		case p.free <- chunk[:0:cap(chunk)]:
+		default: // one more than there were: the reader did not wait, for the sandbox is dead
+		}
 	}
 	for _, chunk := range p.late {
 		gone = gone || writeAll(p.sink, chunk) != nil
+	}
+}
+
+// hangUp is how long after its output a caller that died may be seen to be gone.
+const hangUp = 50 * time.Millisecond
+
+// refuse is called when a stream of the caller's takes no more. While the caller is
+// there, it wants what a pipe does to any program whose reader has left: writing
+// fails. A caller that died wants its run to go on, and on record.
+func (o *outputs) refuse(p *pump) {
+	select {
+	case <-o.caller:
+	case <-time.After(hangUp):
+		p.read.Close()
 	}
 }
 
@@ -197,6 +218,19 @@ func (o *outputs) drain(bound time.Duration) bool {
 	return true
 }
 
+// failure is why output is missing on record, of the streams that were read to their end.
+func (o *outputs) failure() error {
+	var errs []error
+	for _, p := range o.pumps {
+		select {
+		case <-p.done:
+			errs = append(errs, p.failed)
+		default:
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // flush waits until the caller has been given everything, until gone is closed, or
 // until limit, which may be nil.
 func (o *outputs) flush(gone <-chan struct{}, limit <-chan time.Time) {
@@ -217,6 +251,10 @@ func feed(from int) (*os.File, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, Failed("no_descriptors", "cannot make a pipe for input: %w", err)
+	}
+	// The far end shares this setting, and programs do not expect EAGAIN.
+	if err := unix.SetNonblock(int(r.Fd()), false); err != nil {
+		return nil, errors.Join(Failed("no_descriptors", "cannot set up the pipe for input: %w", err), r.Close(), w.Close())
 	}
 	go func() {
 		defer w.Close()

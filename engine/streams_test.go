@@ -13,12 +13,19 @@ import (
 
 func testOutputs(t *testing.T, max int64, stdout, stderr *os.File) (*outputs, string) {
 	t.Helper()
+	gone := make(chan struct{})
+	close(gone)
+	return testOutputsOf(t, max, stdout, stderr, gone)
+}
+
+func testOutputsOf(t *testing.T, max int64, stdout, stderr *os.File, caller <-chan struct{}) (*outputs, string) {
+	t.Helper()
 	path := filepath.Join(t.TempDir(), "output.log")
 	w, err := journal.CreateOutput(path, 1<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := newOutputs(w, max, int(stdout.Fd()), int(stderr.Fd()))
+	o, err := newOutputs(w, max, int(stdout.Fd()), int(stderr.Fd()), caller)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,6 +86,34 @@ func TestDrainDoesNotWaitForTheCaller(t *testing.T) {
 	}
 }
 
+// The end of a sandbox whose output is still on its way, at every moment.
+func TestEndMeetsOutputInFlight(t *testing.T) {
+	null := devNull(t)
+	for range 300 {
+		o, _ := testOutputs(t, 0, null, null)
+		o.start()
+		for range 8 {
+			if _, err := o.pumps[0].write.Write(make([]byte, 100<<10)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		o.closeWriters()
+		if !o.drain(10 * time.Second) {
+			t.Fatal("the output was not read to its end")
+		}
+		flushed := make(chan struct{})
+		go func() { o.flush(nil, nil); close(flushed) }()
+		select {
+		case <-flushed:
+		case <-time.After(10 * time.Second):
+			t.Fatal("the output was not passed on to its end")
+		}
+		if err := o.record.Close(false); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A caller that is gone must not stop the program or the record.
 func TestOutputSurvivesACallerThatIsGone(t *testing.T) {
 	r, w := pipe(t)
@@ -100,6 +135,28 @@ func TestOutputSurvivesACallerThatIsGone(t *testing.T) {
 	if err != nil || got.Totals[0].Written != int64(len(want)) || !got.Totals[0].Truncated() {
 		t.Errorf("recorded %+v (%v), want %d written and truncated", got.Totals[0], err, len(want))
 	}
+}
+
+// A caller that is there but whose reader has left, as in "engine run yes | head",
+// makes the program's next write fail.
+func TestProgramLearnsThatItsReaderLeft(t *testing.T) {
+	r, w := pipe(t)
+	r.Close()
+	o, _ := testOutputsOf(t, 0, w, devNull(t), make(chan struct{}))
+	o.start()
+	deadline := time.After(5 * time.Second)
+	for {
+		if _, err := o.pumps[0].write.Write([]byte("y\n")); err != nil {
+			break
+		}
+		select {
+		case <-deadline:
+			t.Fatal("the program could still write after 5 s")
+		default:
+		}
+	}
+	o.closeWriters()
+	o.drain(time.Second)
 }
 
 func TestOutputOverTheLimitIsNoticedOnce(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 const (
 	firstHostID = 0x70000000 // below it are people's, systemd's and other engines' ranges
 	blockSize   = 1 << 16
-	blocks      = (1<<32 - firstHostID) / blockSize / 2 // below 2^31 + firstHostID/2, where some tools stop
+	blocks      = (1<<31 - firstHostID) / blockSize // some tools read uids as signed
 )
 
 // idBlock is a block of host ids held by this process.

@@ -25,6 +25,7 @@ const (
 	maxID      = 65535 // highest uid or gid of a run's own block
 	maxTmpfs   = 16
 	maxSecret  = 1 << 20 // bytes of one secret
+	maxSecrets = 4 << 20 // of all of them; with the command and the environment they fit into one message
 )
 
 // Runtimes are the names a request may give.
@@ -46,8 +47,8 @@ func (r Request) Validate() error {
 	if r.Rootfs != "" && (!path.IsAbs(r.Rootfs) || path.Clean(r.Rootfs) == "/") {
 		return Refused("bad_root", "cannot accept rootfs=%q: want the absolute path of a directory other than /", r.Rootfs)
 	}
-	if r.Network != "none" {
-		return Refused("bad_network", "cannot accept network=%q: this version has only none", r.Network)
+	if err := r.Egress.Validate(); err != nil {
+		return Refused("bad_network", "%w", err)
 	}
 	for _, check := range []func() error{r.validateProgram, r.validateUser, r.validateLabels, r.Limits.validate, r.validateBundle} {
 		if err := check(); err != nil {

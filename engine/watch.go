@@ -46,29 +46,40 @@ func (sb *sandbox) run(ctx context.Context, c *caller) error {
 	sb.fail(err, c, start)
 	stop()
 	usage := sb.finish()
-	errs := []error{sb.writeResult(usage)}
-	sb.report(c)
-	errs = append(errs, sb.teardown(ctx))
-	return errors.Join(errs...)
+	result, err := sb.writeResult(usage)
+	sb.report(c, err)
+	return errors.Join(err, sb.teardown(ctx, func() error {
+		if err == nil {
+			return nil
+		}
+		// What was torn down may have made room on a disk that was full.
+		return sb.record.Write(journal.Exit, result, true)
+	}))
 }
 
 // writeResult puts the result on record, after all the notes before it.
-func (sb *sandbox) writeResult(usage cgroups.Usage) error {
+func (sb *sandbox) writeResult(usage cgroups.Usage) (Result, error) {
 	defer sb.clock.phase("record")()
 	if err := sb.notes.wait(); err != nil && sb.end.err == nil {
 		sb.end.err = Failed("no_record", "%w", err)
 	}
-	return sb.record.Write(journal.Exit, sb.result(usage), true)
+	result := sb.result(usage)
+	return result, sb.record.Write(journal.Exit, result, true)
 }
 
 // report lets the caller have the last of the output and the news that the result
-// is there.
-func (sb *sandbox) report(c *caller) {
+// is there, or why it is not.
+func (sb *sandbox) report(c *caller, failed error) {
 	defer sb.clock.phase("report")()
 	if sb.outputs != nil {
 		sb.outputs.flush(c.gone, sb.patience())
 	}
-	c.tell()
+	var err *Error
+	if failed != nil {
+		err = Failed("no_record", "cannot record the result of run=%s: %w", sb.Request.ID, failed).
+			WithFix("free some space; engine gc then records that the run was lost")
+	}
+	c.tell(err)
 	sb.closeStdio()
 }
 
@@ -85,7 +96,7 @@ func (sb *sandbox) fail(err error, c *caller, start context.Context) {
 	default:
 	}
 	if errors.Is(err, context.DeadlineExceeded) && start.Err() != nil {
-		err = Failed("start_timeout", "cannot start run=%s: not ready after %v", sb.Request.ID, startBound)
+		err = sb.startTimeout()
 	}
 	sb.end.err = AsError(err)
 	if sb.end.err.Class == ClassEngine {
@@ -97,6 +108,8 @@ func (sb *sandbox) fail(err error, c *caller, start context.Context) {
 func (sb *sandbox) watch(c *caller) error {
 	defer sb.clock.phase("program")()
 	var deadline <-chan time.Time
+	start := time.NewTimer(startBound)
+	defer start.Stop()
 	var began time.Duration // engine-init's clock
 	for {
 		select {
@@ -105,9 +118,10 @@ func (sb *sandbox) watch(c *caller) error {
 			case !ok:
 				// Not even engine-init is left. measure finds out whether memory was why.
 				sb.stop(ReasonInternal)
-				sb.end.err = Failed("sandbox_died", "run=%s ended without a report: its sandbox died", sb.Request.ID)
+				sb.end.err = sb.died()
 				return nil
 			case f.Type == initwire.Started:
+				start.Stop()
 				sb.end.started = bootNow()
 				began = f.Time
 				timer := time.NewTimer(sb.Request.Limits.Timeout)
@@ -125,6 +139,8 @@ func (sb *sandbox) watch(c *caller) error {
 				sb.stop(ReasonTimeout)
 				return nil
 			}
+		case <-start.C:
+			return sb.startTimeout()
 		case <-deadline:
 			sb.stop(ReasonTimeout)
 			return nil
@@ -136,6 +152,20 @@ func (sb *sandbox) watch(c *caller) error {
 			return nil
 		}
 	}
+}
+
+// died explains a sandbox that ended without a report.
+func (sb *sandbox) died() *Error {
+	select {
+	case err := <-sb.guest.undelivered:
+		return Failed("sandbox_died", "run=%s ended without a report: %w", sb.Request.ID, err)
+	default:
+		return Failed("sandbox_died", "run=%s ended without a report: its sandbox died", sb.Request.ID)
+	}
+}
+
+func (sb *sandbox) startTimeout() *Error {
+	return Failed("start_timeout", "cannot start run=%s: not ready after %v", sb.Request.ID, startBound)
 }
 
 func (sb *sandbox) stop(r Reason) {
@@ -170,6 +200,9 @@ func (sb *sandbox) commandError(f initwire.Frame) error {
 			WithFix("check the name and the image; a script also needs the interpreter in its first line")
 	case f.Stage == initwire.StageExec:
 		fix := "make it executable, built for this machine's architecture"
+		if f.Errno == syscall.E2BIG {
+			fix = "pass less in arguments and environment: the kernel takes 128 KiB in one string"
+		}
 		if f.Errno == syscall.ENOEXEC {
 			fix = "give a script a first line such as #!/bin/sh, or build the program for this machine's architecture"
 		}
@@ -199,12 +232,12 @@ func (sb *sandbox) finish() cgroups.Usage {
 		return usage
 	}
 	defer sb.clock.phase("drain")()
-	if sb.guest == nil {
+	if !sb.sending {
 		sb.outputs.closeWriters()
 		sb.outputs.start()
 	}
-	sb.outputs.drain(drainBound)
-	if err := sb.output.Close(true); err != nil && sb.end.err == nil {
+	sb.cutOff = !sb.outputs.drain(drainBound)
+	if err := errors.Join(sb.outputs.failure(), sb.output.Close(sb.outputs.total.Load() > 0)); err != nil && sb.end.err == nil {
 		sb.end.err = Failed("no_record", "cannot record the output of run=%s: %w", sb.Request.ID, err)
 	}
 	return usage
@@ -245,9 +278,10 @@ func (sb *sandbox) blameMemory(usage cgroups.Usage) {
 }
 
 // patience bounds the wait for a caller that does not read. One whose program ended
-// by itself may take its time, as it may with any program.
+// by itself may take its time, as it may with any program; but a stream that does not
+// end, with nobody left to write, will not.
 func (sb *sandbox) patience() <-chan time.Time {
-	if sb.end.reason == ReasonExited || sb.end.reason == ReasonSignal {
+	if !sb.cutOff && (sb.end.reason == ReasonExited || sb.end.reason == ReasonSignal) {
 		return nil
 	}
 	return time.After(drainBound)

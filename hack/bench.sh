@@ -18,5 +18,5 @@ exec unshare --mount --propagation private bash -euc '
 	[ "$v2" = /sys/fs/cgroup ] || mount --bind "$v2" /sys/fs/cgroup
 	mkdir -p /run/engine-bench
 	mount -t tmpfs -o mode=0711 tmpfs /run/engine-bench
-	trap "rmdir /sys/fs/cgroup/engine-bench/{run,mon,} 2>/dev/null || true" EXIT
+	trap "umount /run/engine-bench; rmdir /run/engine-bench /sys/fs/cgroup/engine-bench/{run,mon,}" EXIT
 	build/bench/bench "$@"' bench "$@"

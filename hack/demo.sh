@@ -19,7 +19,7 @@ qualifies() {
 }
 
 if qualifies; then
-	exec build/demo/demo
+	exec build/demo/demo -engine "$PWD/bin/engine" -state-dir "$PWD/build/demo/state"
 fi
 
 echo "demo: this host has no pure cgroup v2, so the programs run in the test machine. Where it"
@@ -31,6 +31,7 @@ if [ ! -e "$disk" ] || [ build/demo/key -nt "$disk" ]; then
 	mke2fs -q -t ext4 -m 0 -d build/demo/state "$disk.new"
 	mv "$disk.new" "$disk"
 fi
+# shellcheck disable=SC2016
 exec build/vm/vm run -memory 3072 -timeout 20m -disk "$disk:/mnt/state" \
 	-add build/demo/demo -add examples/orders/orders.csv \
 	'/job/demo -engine "$(command -v engine)" -state-dir /mnt/state -orders /job/orders.csv'

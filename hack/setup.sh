@@ -62,7 +62,7 @@ if $need_go; then
 	missing+=(golang-go)
 fi
 if [ ${#missing[@]} -gt 0 ]; then
-	echo "setup: installing ${missing[*]}"
+	echo "setup: installing ${missing[*]}" >&2
 	apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
 fi
 go_works || fail "Go $oldest or newer is needed: unpack one to /usr/local/go (https://go.dev/doc/install)"

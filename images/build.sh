@@ -10,39 +10,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-suite=trixie
+. hack/debian.sh
 export SOURCE_DATE_EPOCH=1756684800 # 2025-09-01
 export TZ=UTC LC_ALL=C
 created=$(date -d "@$SOURCE_DATE_EPOCH" +%Y-%m-%dT%H:%M:%SZ)
 out=build/images
-
-fail() {
-	echo "images: $*" >&2
-	exit 1
-}
-
-# mirror is where this host gets its own Debian from.
-mirror() {
-	# shellcheck disable=SC1091
-	. /etc/os-release
-	# shellcheck disable=SC2016
-	apt-get indextargets --format '$(CODENAME) $(RELEASE) $(REPO_URI)' 'Created-By: Packages' |
-		awk -v name="$VERSION_CODENAME" '$1 == name || $2 == name { print $NF; exit }'
-}
-
-# debian makes the archive or directory $1 of a Debian root with the packages $2 and
-# what further arguments of mmdebstrap say, without what nobody reads in a sandbox.
-debian() {
-	local target=$1 include=$2 uri
-	shift 2
-	uri=$(mirror)
-	[ -n "$uri" ] || fail "found no Debian mirror in apt's sources"
-	mmdebstrap --quiet --mode=root --variant=minbase --include="$include" \
-		--aptopt='APT::Install-Recommends "false"' \
-		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
-		--dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/info/*' \
-		"$@" "$suite" "$target" "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $uri $suite main"
-}
 
 # base makes the archive $1 of the recipe's packages, and lists their versions in $2.
 base() {
@@ -123,7 +95,7 @@ digest() {
 
 # key is what an image is made from, as far as it is in this directory.
 key() {
-	cat images/build.sh "images/$1.recipe" images/package*.json | sha256sum | cut -c 1-16
+	cat images/build.sh hack/debian.sh "images/$1.recipe" images/package*.json | sha256sum | cut -c 1-16
 }
 
 [ "$(id -u)" -eq 0 ] || fail "root is needed"

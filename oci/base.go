@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	blockSize   = 65536  // host uids and gids of one run
-	cpuPeriod   = 100000 // microseconds
-	secretsSize = 1 << 20
+	blockSize   = 65536   // host uids and gids of one run
+	cpuPeriod   = 100000  // microseconds
+	secretsSize = 8 << 20 // above all that the engine accepts
 	rlimitSlack = 1 << 20
 
 	defaultHostname = "sandbox"
@@ -71,6 +71,7 @@ var maskedPaths = []string{
 	"/proc/latency_stats",
 	"/proc/modules",
 	"/proc/pagetypeinfo",
+	"/proc/pressure",
 	"/proc/sched_debug",
 	"/proc/scsi",
 	"/proc/slabinfo",
@@ -97,7 +98,9 @@ func base(in Intent) *specs.Spec {
 	spec := &specs.Spec{
 		Root:     &specs.Root{Path: in.Root, Readonly: true},
 		Hostname: cmp.Or(in.Hostname, defaultHostname),
-		Mounts:   mounts(in),
+		// Unset, the host's would show.
+		Domainname: noDomain,
+		Mounts:     mounts(in),
 		Process: &specs.Process{
 			User: specs.User{UID: in.UID, GID: in.GID, Umask: &umask},
 			Args: slices.Clone(in.Args),

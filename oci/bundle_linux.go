@@ -22,7 +22,8 @@ func (r *reader) steering() error {
 			name  string
 			hooks []specs.Hook
 		}{
-			{"prestart", h.Prestart}, //nolint:staticcheck // deprecated, and still obeyed by runtimes
+			//lint:ignore SA1019 deprecated, and still obeyed by runtimes
+			{"prestart", h.Prestart},
 			{"createRuntime", h.CreateRuntime},
 			{"createContainer", h.CreateContainer},
 			{"startContainer", h.StartContainer},

@@ -258,7 +258,7 @@ func (r *reader) hostname() error {
 	case s.Hostname == "" || s.Hostname == defaultHostname:
 	case !r.asIs:
 		r.change("hostname", s.Hostname, defaultHostname, "every sandbox has this name; --as-is keeps the bundle's")
-	case !hostnamePattern.MatchString(s.Hostname):
+	case !isHostname(s.Hostname):
 		return refused("hostname", s.Hostname, "not a host name", "Use at most 64 letters, digits, dots and hyphens.")
 	default:
 		r.bundle.Hostname = s.Hostname

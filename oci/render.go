@@ -9,8 +9,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// dialect is what one runtime wants otherwise than the rest. Each field was
-// found by running that runtime, see docs/ARCHITECTURE.md.
+// dialect is what one runtime wants otherwise than the rest, found by running it.
 type dialect struct {
 	ociVersion string
 
@@ -21,12 +20,9 @@ type dialect struct {
 	// sys is what is mounted at /sys or below.
 	sys func() specs.Mount
 
-	// namespaceSysctls: the runtime can write user.max_*_namespaces in the
-	// sandbox's user namespace.
+	// namespaceSysctls: the runtime writes user.max_*_namespaces in the sandbox's
+	// user namespace. crun 1.8 and runc before 1.5 refuse them as the host's.
 	namespaceSysctls bool
-
-	// domainname: the runtime sets the domain name; otherwise the host's shows.
-	domainname bool
 
 	// pidsInside: RLIMIT_NPROC is what counts the program's processes. The
 	// host's pids.max would count the threads of gVisor's own kernel.
@@ -37,10 +33,10 @@ type dialect struct {
 }
 
 var dialects = map[string]dialect{
-	"embedded": {ociVersion: "1.2.1", timeNamespace: true, sys: cgroup2, namespaceSysctls: true, domainname: true},
-	"runc":     {ociVersion: "1.2.1", timeNamespace: true, sys: cgroup2, namespaceSysctls: true, domainname: true},
+	"embedded": {ociVersion: "1.2.1", timeNamespace: true, sys: cgroup2, namespaceSysctls: true},
+	"runc":     {ociVersion: "1.2.1", timeNamespace: true, sys: cgroup2, namespaceSysctls: true},
 	// crun 1.8 refuses a version above 1.0.
-	"crun":   {ociVersion: "1.0.2", timeNamespace: true, sys: cgroup2, domainname: true},
+	"crun":   {ociVersion: "1.0.2", timeNamespace: true, sys: cgroup2},
 	"runsc":  {ociVersion: "1.2.1", sys: syntheticSys, pidsInside: true},
 	"bundle": {ociVersion: "1.0.2", sys: cgroup2, selfContained: true},
 }
@@ -70,9 +66,6 @@ func Render(runtime string, in Intent) (*specs.Spec, error) {
 	}
 	spec := base(in)
 	spec.Version = d.ociVersion
-	if d.domainname {
-		spec.Domainname = noDomain
-	}
 	if d.timeNamespace {
 		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.TimeNamespace})
 	}

@@ -3,8 +3,10 @@ package rootfs
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -67,7 +69,7 @@ func ProcFiles(dir string, cpus []int, memory int64) ([]Bind, error) {
 
 // replaceFile writes a file of mode 0444, whatever the umask is.
 func replaceFile(path string, content []byte) (err error) {
-	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o444)

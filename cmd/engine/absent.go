@@ -16,7 +16,6 @@ var absent = []struct{ name, what string }{
 	{"changes", "changes to a workspace"},
 	{"apply", "changes to a workspace"},
 	{"discard", "changes to a workspace"},
-	{"net", "network other than none"},
 	{"step", "runs in several steps"},
 	{"digest", "workload specs"},
 	{"serve", "service"},

@@ -30,6 +30,7 @@ type app struct {
 	host   engine.Host
 	json   bool
 	quiet  bool
+	detach bool
 	status int // what the program exits with when nothing failed
 
 	failStatus int // what it exits with when something did; 0: the usual one
@@ -163,7 +164,7 @@ func (a *app) rootCommand() *cobra.Command {
 	flags.StringVar(&a.host.CgroupRoot, "cgroup-root", "", "`DIR` of the cgroups of all runs (default engine, below the cgroup2 mount)")
 	later(flags, "config", "FILE", "no command of this version reads a configuration file")
 	root.AddCommand(
-		a.runCommand(), a.execCommand(), a.bundleCommand(), a.imageCommand(),
+		a.runCommand(), a.execCommand(), a.bundleCommand(), a.netCommand(), a.imageCommand(),
 		a.psCommand(), a.inspectCommand(), a.logsCommand(), a.waitCommand(),
 		a.killCommand(), a.rmCommand(), a.gcCommand(),
 		a.doctorCommand(), a.versionCommand(),

@@ -123,6 +123,7 @@ func (a *app) tryRun(ctx context.Context, root, runtime string) doctor.Finding {
 	case !res.OK:
 		message, fix := verdict(res, r.Limits)
 		if message == "" {
+			a.host.FillOutput(&res)
 			message = strings.TrimSpace(res.Stderr)
 		}
 		f.Found, f.Fix = message, fix

@@ -35,7 +35,8 @@ func (a *app) execCommand() *cobra.Command {
 	flags.SortFlags = false
 	flags.BoolVar(&asIs, "as-is", false, "keep what the bundle says wherever no guarantee is lost by it")
 	r.addLimitFlags(flags)
-	a.addOutputFlags(cmd)
+	addNetworkFlags(flags, &r.Egress)
+	a.addStartFlags(cmd)
 	return cmd
 }
 

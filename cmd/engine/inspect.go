@@ -16,6 +16,9 @@ func (a *app) inspectCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if record.Result != nil {
+				a.host.FillOutput(record.Result)
+			}
 			return a.printIndented(record)
 		},
 	}

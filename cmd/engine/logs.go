@@ -28,7 +28,9 @@ func (a *app) logsCommand() *cobra.Command {
 		Use:   "logs [flags] ID",
 		Short: "print what a run wrote, as far as it was kept",
 		Long: "logs prints the output on record: the program's stdout on stdout, its stderr on\n" +
-			"stderr. On a terminal control characters are shown, not obeyed.",
+			"stderr. Of a stream that was longer than --output-limit that is its beginning and\n" +
+			"its last 64 KiB; the gap is told on stderr. On a terminal control characters are\n" +
+			"shown, not obeyed.",
 		Args: exactly(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.logs(cmd.Context(), l, args[0]) },
 	}
@@ -116,6 +118,11 @@ func (a *app) copyOutput(l logs, next func() (journal.OutputRecord, error)) erro
 			continue
 		}
 		dropped[rec.Stream-1] += rec.Dropped
+		if rec.Kind == journal.KindTail {
+			// The last of what was dropped is here after all.
+			a.sayGap(rec.Stream, dropped[rec.Stream-1]-int64(len(rec.Data)), "here")
+			dropped[rec.Stream-1] = 0
+		}
 		if err := sinks[rec.Stream-1].write(rec.Data); err != nil {
 			return fmt.Errorf("cannot print the output: %w", err)
 		}
@@ -125,12 +132,18 @@ func (a *app) copyOutput(l logs, next func() (journal.OutputRecord, error)) erro
 			return fmt.Errorf("cannot print the output: %w", err)
 		}
 	}
-	for i, name := range []string{"stdout", "stderr"} {
-		if dropped[i] > 0 {
-			a.say(fmt.Sprintf("%d more bytes of %s were not kept", dropped[i], name), "")
-		}
-	}
+	a.sayGap(journal.Stdout, dropped[0], "at its end")
+	a.sayGap(journal.Stderr, dropped[1], "at its end")
 	return nil
+}
+
+// sayGap tells on stderr what is missing of a stream, at the place where it is: stdout
+// has nothing but what the program wrote.
+func (a *app) sayGap(s journal.Stream, bytes int64, where string) {
+	if bytes > 0 {
+		name := map[journal.Stream]string{journal.Stdout: "stdout", journal.Stderr: "stderr"}[s]
+		a.say(fmt.Sprintf("%d bytes of %s were not kept %s", bytes, name, where), "")
+	}
 }
 
 // sink is where one stream is printed, as it stands or escaped.

@@ -28,7 +28,15 @@ func (a *app) psCommand() *cobra.Command {
 				}
 				return a.printJSON(records)
 			}
-			return a.print(table(records, time.Now()))
+			if err := a.print(table(records, time.Now())); err != nil {
+				return err
+			}
+			for _, r := range records {
+				for _, p := range r.Problems {
+					a.say(p, "see engine inspect "+r.ID)
+				}
+			}
+			return nil
 		},
 	}
 	cmd.Flags().BoolVar(&a.json, "json", false, "print the records as one JSON array")

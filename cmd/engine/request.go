@@ -27,7 +27,6 @@ type request struct {
 func newRequest() *request {
 	return &request{Request: engine.Request{
 		Runtime: "auto",
-		Network: "none",
 		Limits:  engine.DefaultLimits(),
 	}}
 }
@@ -40,9 +39,7 @@ func (r *request) addProgramFlags(flags *pflag.FlagSet) {
 	flags.Var(&value{typ: "UID[:GID]", set: r.setUser},
 		"user", fmt.Sprintf("who the program is inside, by number (default the image's if it is a number, or %d)", engine.DefaultUID))
 	flags.StringVar(&r.Workdir, "workdir", "", "`DIR` inside where the program starts (default the image's, or /workload)")
-	flags.Var(&value{typ: "MODE", def: r.Network, set: r.setNetwork}, "network", "what the program may reach: none, which is loopback only")
-	later(flags, "allow", "HOST[:PORT]", "this version has no network other than none")
-	later(flags, "allow-cidr", "CIDR:PORT", "this version has no network other than none")
+	addNetworkFlags(flags, &r.Egress)
 	later(flags, "workspace", "DIR", "this version brings no workspace into a sandbox")
 	later(flags, "apply", "", "this version brings no workspace into a sandbox").NoOptDefVal = "true"
 }
@@ -61,6 +58,7 @@ func (r *request) addLimitFlags(flags *pflag.FlagSet) {
 	sizeFlag(flags, &l.OutputMax, "output-max", "", "output, of both streams, after which the run is ended (default off)")
 	pairFlag(flags, "secret", "NAME=@FILE", "secret of the program, from a file: an environment variable, or the path of a file inside if it has several lines; repeatable", r.addSecret)
 	pairFlag(flags, "label", "K=V", "label of the run's record; repeatable", r.addLabel)
+	flags.StringVar(&r.ID, "id", "", "`ID` of the run, 16 lower-case letters and digits: given twice it is the same run, started once")
 	flags.BoolVar(&r.BestEffortLimits, "best-effort-limits", false, "run even where this host cannot enforce a limit; the result lists which")
 }
 
@@ -74,16 +72,6 @@ func (r *request) setRuntime(text string) error {
 	}
 	r.Runtime = text
 	return nil
-}
-
-func (r *request) setNetwork(text string) error {
-	switch text {
-	case "none":
-		return nil
-	case "internet":
-		return engine.Refused("not_available", "cannot accept --network=internet: this version has no network other than none")
-	}
-	return engine.Refused("bad_network", "cannot accept --network=%q: want none", text)
 }
 
 func (r *request) setUser(text string) error {

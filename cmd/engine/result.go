@@ -22,6 +22,7 @@ func (a *app) report(res engine.Result, limits engine.Limits) error {
 		a.say(message, fix)
 	}
 	if a.json {
+		a.host.FillOutput(&res)
 		return a.printJSON(res)
 	}
 	return nil
@@ -79,7 +80,7 @@ func refusal(e *engine.Error) engine.Result {
 	return engine.Result{
 		Timing:     engine.Timing{Phases: []engine.Phase{}},
 		Unenforced: []string{},
-		Network:    engine.NetworkInfo{Mode: "none", Denied: []engine.Denied{}},
+		Network:    engine.NetworkInfo{Mode: "none", Denied: []engine.Denied{}, Allowed: []engine.Allowed{}},
 		Changes:    []engine.FileChange{},
 		Error:      e,
 	}

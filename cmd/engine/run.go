@@ -21,7 +21,9 @@ func (a *app) runCommand() *cobra.Command {
 			"it starts what the image names.\n\n" +
 			"Exit status: the command's own; 124 at the deadline; 130 cancelled; 137 out of\n" +
 			"memory; 153 too much output; 128+n ended by signal n; 126 or 127 when the command\n" +
-			"cannot be run or is not found; 125 when the request was refused or the engine failed.",
+			"cannot be run or is not found; 125 when the request was refused or the engine failed.\n\n" +
+			"The run does not depend on this program: when it is killed, engine logs -f and\n" +
+			"engine wait take up the run again, and so does the same command with the same --id.",
 		Example: "  engine run --image debian -- sh -c 'echo hello'\n" +
 			"  engine run --rootfs /srv/root --memory 64MiB --timeout 5s --json -- python3 job.py",
 		Annotations: map[string]string{printsResult: "yes"},
@@ -37,7 +39,7 @@ func (a *app) runCommand() *cobra.Command {
 	flags.SetInterspersed(false)
 	r.addProgramFlags(flags)
 	r.addLimitFlags(flags)
-	a.addOutputFlags(cmd)
+	a.addStartFlags(cmd)
 	return cmd
 }
 
@@ -48,6 +50,15 @@ func (r *request) setCommand(cmd *cobra.Command, args []string) error {
 		return nil
 	}
 	return engine.Refused("bad_command", "cannot %s nothing: want %s", cmd.Name(), cmd.UseLine())
+}
+
+// addStartFlags defines the flags of a command that starts a run.
+func (a *app) addStartFlags(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.BoolVar(&a.detach, "detach", false, "print the run's id and leave it to itself, without input; see engine logs and engine wait")
+	minimumFlag(flags, &a.host.MinFreeDisk, "min-free-disk", "free space below which no run starts, in the state and the run directory; 0 for none")
+	minimumFlag(flags, &a.host.MinFreeMemory, "min-free-memory", "available memory of the host below which no run starts; 0 for none")
+	a.addOutputFlags(cmd)
 }
 
 // addOutputFlags defines --json and --quiet of a command that ends in a result.
@@ -65,6 +76,13 @@ func (a *app) run(ctx context.Context, r *request) error {
 	if a.json {
 		stdio.Out, stdio.Err = nil, nil // the result has them
 	}
+	if a.detach {
+		run, err := a.host.Start(ctx, r.Request, r.secrets, engine.Stdio{})
+		if err != nil {
+			return err
+		}
+		return a.printStarted(run.ID())
+	}
 	// Signals are taken from here on: one that comes while the run is being
 	// started ends it as soon as there is something to end.
 	signals := make(chan os.Signal, 2)
@@ -75,11 +93,27 @@ func (a *app) run(ctx context.Context, r *request) error {
 		return err
 	}
 	go cancelOn(signals, run)
+	if run.Joined() && !a.json {
+		// The output went to whoever started the run.
+		if err := a.logs(ctx, logs{follow: true, raw: true, streams: [2]bool{true, true}}, run.ID()); err != nil {
+			return err
+		}
+	}
 	res, err := run.Wait()
 	if err != nil {
 		return err
 	}
 	return a.report(res, r.Limits)
+}
+
+// printStarted tells the id of a run that is left to itself.
+func (a *app) printStarted(id string) error {
+	if !a.json {
+		return a.print(id + "\n")
+	}
+	return a.printJSON(struct {
+		ID string `json:"id"`
+	}{id})
 }
 
 // cancelOn ends the run at the first signal. At the second one it ends this

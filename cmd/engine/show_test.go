@@ -176,7 +176,7 @@ func TestLogs(t *testing.T) {
 	}
 	w, err := journal.CreateOutput(run.OutputPath(), 12)
 	err = errors.Join(err, run.Write(journal.Intent, engine.Request{}, false))
-	for s, text := range []string{"", "out \x1b[1m\xff and more", "err"} {
+	for s, text := range []string{"", "out \x1b[1m\xff and a lot more of this", "err"} {
 		if s > 0 {
 			err = errors.Join(err, w.Append(journal.Stream(s), []byte(text)))
 		}
@@ -186,10 +186,10 @@ func TestLogs(t *testing.T) {
 	}
 	run.Close()
 	tests := []struct{ args, stdout, stderr string }{
-		{"", "out \x1b[1m\xff an", "errengine: 6 more bytes of stdout were not kept\n"},
-		{"--follow --quiet", "out \x1b[1m\xff an", "err"},
+		{"", "out \x1b[1m\xff anmore of this", "errengine: 8 bytes of stdout were not kept here\n"},
+		{"--follow --quiet", "out \x1b[1m\xff anmore of this", "err"},
 		{"--stream stderr", "", "err"},
-		{"--stream stdout --raw --quiet", "out \x1b[1m\xff an", ""},
+		{"--stream stdout --raw --quiet", "out \x1b[1m\xff anmore of this", ""},
 	}
 	for _, tt := range tests {
 		t.Run(fmt.Sprintf("logs %s", tt.args), func(t *testing.T) {

@@ -37,6 +37,20 @@ func sizeFlag(flags *pflag.FlagSet, p *int64, name, def, usage string) {
 	}}, name, usage)
 }
 
+// minimumFlag defines a flag of a minimum of engine.Host, whose zero is the default.
+func minimumFlag(flags *pflag.FlagSet, p *int64, name, usage string) {
+	flags.Var(&value{typ: "SIZE", def: "64MiB", set: func(text string) error {
+		n, err := oci.ParseSize(text)
+		if err != nil {
+			return engine.Refused("bad_limit", "cannot accept --%s: %w", name, err)
+		}
+		if *p = n; n == 0 {
+			*p = -1
+		}
+		return nil
+	}}, name, usage)
+}
+
 // durationFlag defines a flag of a time: 120s, 2m, 1h30m, or a number of seconds.
 func durationFlag(flags *pflag.FlagSet, p *time.Duration, name, usage string) {
 	flags.Var(&value{typ: "DURATION", def: fmt.Sprintf("%gs", p.Seconds()), set: func(text string) error {

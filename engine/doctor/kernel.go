@@ -24,9 +24,17 @@ var neededCaps = []struct {
 	name string
 	bit  uint
 }{
-	{"CAP_CHOWN", 0}, {"CAP_DAC_OVERRIDE", 1}, {"CAP_FOWNER", 3}, {"CAP_KILL", 5}, {"CAP_SETGID", 6},
-	{"CAP_SETUID", 7}, {"CAP_SETPCAP", 8}, {"CAP_NET_ADMIN", 12}, {"CAP_SYS_CHROOT", 18},
-	{"CAP_SYS_PTRACE", 19}, {"CAP_SYS_ADMIN", 21},
+	{"CAP_CHOWN", 0},
+	{"CAP_DAC_OVERRIDE", 1},
+	{"CAP_FOWNER", 3},
+	{"CAP_KILL", 5},
+	{"CAP_SETGID", 6},
+	{"CAP_SETUID", 7},
+	{"CAP_SETPCAP", 8},
+	{"CAP_NET_ADMIN", 12},
+	{"CAP_SYS_CHROOT", 18},
+	{"CAP_SYS_PTRACE", 19},
+	{"CAP_SYS_ADMIN", 21},
 }
 
 func (h host) privilege() []Finding {
@@ -130,7 +138,7 @@ func (h host) control() []Finding {
 		{"cpu", "cpus", Fail, "without it one run can take every processor"},
 		{"pids", "pids", Fail, "without it a fork bomb takes the host down"},
 		{"io", "", Warn, "without it the bytes read from and written to disks are not reported"},
-		{"cpuset", "", Warn, "without it a program sees all processors, not its share"},
+		{"cpuset", "", Warn, "without it gVisor sizes itself for all processors, not for the share of the run"},
 	} {
 		f := Finding{Name: "cgroup2 " + c.controller, Status: OK, Found: "enabled", Why: c.why}
 		if !slices.Contains(hierarchy.Controllers, c.controller) {

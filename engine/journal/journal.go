@@ -11,6 +11,8 @@
 //	exit.json     the result is known
 //	cleaned.json  nothing of the run is left on the host
 //	output.log    what the program wrote, see OutputWriter
+//	network.log   each decision about its network, a line of JSON
+//	reserve       room for the last two records, while the run is not cleaned
 //
 // A run is as far as its furthest readable record. Records only get added, so
 // a crash at any point leaves the run where it was or one step on. A directory
@@ -51,15 +53,21 @@ const (
 	idLen      = 16
 	lockName   = "lock"
 	outputName = "output.log"
+	auditName  = "network.log"
+
+	// reserveName is a file of reserveSize bytes that makes room for the last
+	// records when the disk is full.
+	reserveName = "reserve"
+	reserveSize = 64 << 10
 
 	// Directories under these names are not runs: one being made, one being
 	// removed. Sweep finishes what a crash left of them.
 	newPrefix = ".new-"
 	oldPrefix = ".old-"
 
-	// newGrace is how old an unlocked directory being made must be before it
-	// counts as left by a crash. Its maker locks it within microseconds.
-	newGrace = time.Minute
+	// makersBound is how long Sweep waits for those who are between making a
+	// directory and locking it, which takes microseconds.
+	makersBound = 200 * time.Millisecond
 )
 
 // Run is one run's directory, and its lock if this process is an owner.
@@ -101,35 +109,48 @@ func Create(stateDir, id string) (*Run, error) {
 	if err := makeRuns(stateDir); err != nil {
 		return nil, fmt.Errorf("cannot create run %s: %w", id, err)
 	}
-	tmp := filepath.Join(stateDir, "runs", newPrefix+id+"-"+NewID())
-	if err := os.Mkdir(tmp, 0o700); err != nil {
-		return nil, fmt.Errorf("cannot create run %s: %w", id, err)
-	}
 	r := &Run{id: id, dir: RunDir(stateDir, id)}
-	err := r.publish(tmp)
+	tmp, err := r.make()
+	if err == nil {
+		err = r.publish(tmp)
+	}
 	if err == nil {
 		return r, nil
 	}
 	r.Close()
-	if rmErr := os.RemoveAll(tmp); rmErr != nil {
-		err = errors.Join(err, rmErr)
+	if tmp != "" {
+		err = errors.Join(err, os.RemoveAll(tmp))
 	}
 	return nil, fmt.Errorf("cannot create run %s: %w", id, err)
 }
 
-// publish locks the run while it is still hidden, then gives it its name.
-func (r *Run) publish(tmp string) error {
-	lock, err := os.OpenFile(filepath.Join(tmp, lockName), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+// make makes the run's directory under a name that hides it, and locks it. Until it is
+// locked, runs itself is, so that Sweep does not take it for a dead maker's.
+func (r *Run) make() (tmp string, err error) {
+	runs, err := os.Open(filepath.Dir(r.dir))
 	if err != nil {
-		return err
+		return "", err
 	}
-	r.lock = lock
-	if err := flock(lock, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return err
+	defer runs.Close()
+	if err := flock(runs, unix.LOCK_SH); err != nil {
+		return "", err
 	}
+	tmp = filepath.Join(runs.Name(), newPrefix+r.id+"-"+NewID())
+	if err := os.Mkdir(tmp, 0o700); err != nil {
+		return "", err
+	}
+	r.lock, err = os.OpenFile(filepath.Join(tmp, lockName), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return tmp, err
+	}
+	return tmp, flock(r.lock, unix.LOCK_EX|unix.LOCK_NB)
+}
+
+// publish gives the run, which is hidden and locked, its name.
+func (r *Run) publish(tmp string) error {
 	// A run's directory is never empty, so plain rename refuses to replace it
 	// as well, on a file system that does not know the flag.
-	err = unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, r.dir, unix.RENAME_NOREPLACE)
+	err := unix.Renameat2(unix.AT_FDCWD, tmp, unix.AT_FDCWD, r.dir, unix.RENAME_NOREPLACE)
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) {
 		err = unix.Rename(tmp, r.dir)
 	}
@@ -186,16 +207,8 @@ func Adopt(stateDir, id string, lock *os.File) (*Run, error) {
 	if err != nil {
 		return nil, err
 	}
-	want, err := os.Lstat(filepath.Join(r.dir, lockName))
-	if err != nil {
-		return nil, fmt.Errorf("cannot adopt run %s: %w", id, err)
-	}
-	got, err := lock.Stat()
-	if err != nil {
-		return nil, fmt.Errorf("cannot adopt run %s: %w", id, err)
-	}
-	if !os.SameFile(got, want) {
-		return nil, fmt.Errorf("cannot adopt run %s: the inherited descriptor is not its lock", id)
+	if err := sameFile(lock, filepath.Join(r.dir, lockName)); err != nil {
+		return nil, fmt.Errorf("cannot adopt run %s: the inherited descriptor is not its lock: %w", id, err)
 	}
 	if err := flock(lock, unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, fmt.Errorf("cannot adopt run %s: %w", id, err)
@@ -203,6 +216,22 @@ func Adopt(stateDir, id string, lock *os.File) (*Run, error) {
 	unix.CloseOnExec(int(lock.Fd()))
 	r.lock = lock
 	return r, nil
+}
+
+// sameFile returns fs.ErrNotExist, wrapped, unless path leads to the open file f.
+func sameFile(f *os.File, path string) error {
+	got, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	want, err := os.Lstat(path)
+	if err != nil {
+		return err
+	}
+	if !os.SameFile(got, want) {
+		return fmt.Errorf("%s is another file by now: %w", path, fs.ErrNotExist)
+	}
+	return nil
 }
 
 // Claim takes the lock of a run that nobody owns any more, so that one process
@@ -221,6 +250,9 @@ func Claim(stateDir, id string) (*Run, error) {
 	for deadline := time.Now().Add(100 * time.Millisecond); ; time.Sleep(time.Millisecond) {
 		err = flock(lock, unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
+			if err = sameFile(lock, lock.Name()); err != nil {
+				break // the run was removed meanwhile, and another may have its name
+			}
 			r.lock = lock
 			return r, nil
 		}
@@ -271,7 +303,15 @@ func Remove(stateDir, id string) error {
 		return err
 	}
 	defer r.Close()
-	old := filepath.Join(stateDir, "runs", oldPrefix+id+"-"+NewID())
+	return r.Remove()
+}
+
+// Remove deletes everything on record about the run, as the function Remove does.
+//
+// Preconditions: this process holds the lock.
+func (r *Run) Remove() error {
+	id := r.id
+	old := filepath.Join(filepath.Dir(r.dir), oldPrefix+id+"-"+NewID())
 	if err := os.Rename(r.dir, old); err != nil {
 		return fmt.Errorf("cannot remove run %s: %w", id, err)
 	}
@@ -282,38 +322,66 @@ func Remove(stateDir, id string) error {
 }
 
 // Sweep deletes what a crash left of a run being created or removed, and
-// returns the names of what it deleted.
-func Sweep(stateDir string) ([]string, error) {
+// returns the names of what it deleted, or would delete without dryRun.
+func Sweep(stateDir string, dryRun bool) ([]string, error) {
 	runs := filepath.Join(stateDir, "runs")
-	entries, err := readDir(runs)
+	left, err := abandoned(runs)
 	if err != nil {
 		return nil, fmt.Errorf("cannot sweep %s: %w", runs, err)
 	}
+	if dryRun {
+		return left, nil
+	}
 	var swept []string
 	var errs []error
-	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), oldPrefix) && !abandoned(runs, e) {
-			continue
-		}
-		if err := os.RemoveAll(filepath.Join(runs, e.Name())); err != nil {
+	for _, name := range left {
+		if err := os.RemoveAll(filepath.Join(runs, name)); err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		swept = append(swept, e.Name())
+		swept = append(swept, name)
 	}
 	return swept, errors.Join(errs...)
 }
 
-// abandoned says whether e is a run whose maker died before naming it.
-func abandoned(runs string, e fs.DirEntry) bool {
-	if !strings.HasPrefix(e.Name(), newPrefix) {
-		return false
+// abandoned are the names in runs of what nobody is creating, and of what is being
+// removed: that may be done twice.
+func abandoned(runs string) ([]string, error) {
+	dir, err := os.Open(runs)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
 	}
-	info, err := e.Info()
-	if err != nil || time.Since(info.ModTime()) < newGrace {
-		return false
+	if err != nil {
+		return nil, err
 	}
-	lock, err := os.Open(filepath.Join(runs, e.Name(), lockName))
+	defer dir.Close()
+	for deadline := time.Now().Add(makersBound); ; time.Sleep(time.Millisecond) {
+		err = flock(dir, unix.LOCK_EX|unix.LOCK_NB)
+		if !errors.Is(err, ErrAlive) || time.Now().After(deadline) {
+			break
+		}
+	}
+	makers := errors.Is(err, ErrAlive) // one that was stopped there, say
+	if err != nil && !makers {
+		return nil, err
+	}
+	entries, err := os.ReadDir(runs)
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		half := strings.HasPrefix(e.Name(), newPrefix) && !makers && unlocked(filepath.Join(runs, e.Name(), lockName))
+		if half || strings.HasPrefix(e.Name(), oldPrefix) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// unlocked reports whether nobody holds the lock at path, or it was never made.
+func unlocked(path string) bool {
+	lock, err := os.Open(path)
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist)
 	}
@@ -376,6 +444,9 @@ func (r *Run) OutputPath() string { return filepath.Join(r.dir, outputName) }
 
 // OutputPath is where the output of the run id is recorded.
 func OutputPath(stateDir, id string) string { return filepath.Join(RunDir(stateDir, id), outputName) }
+
+// AuditPath is where the decisions about the run's network are recorded.
+func (r *Run) AuditPath() string { return filepath.Join(r.dir, auditName) }
 
 // Lock is the locked file, to be inherited by the process that is to own the
 // run; nil if the run was opened for reading.

@@ -365,41 +365,46 @@ func TestSweepFinishesWhatCrashed(t *testing.T) {
 	state := t.TempDir()
 	runs := filepath.Join(state, "runs")
 	create(t, state, idA)
-	old := time.Now().Add(-2 * newGrace)
-	var held *os.File
-	for _, name := range []string{".old-x/deep", ".new-dead", ".new-unlocked", ".new-fresh", ".new-held", "other"} {
+	for _, name := range []string{".old-x/deep", ".new-dead", ".new-unlocked", ".new-held", "other"} {
 		if err := os.MkdirAll(filepath.Join(runs, name), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if name == ".new-dead" || name == ".new-held" {
-			f, err := os.Create(filepath.Join(runs, name, "lock"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer f.Close()
-			if name == ".new-held" {
-				held = f
-			}
-		}
-		if name == ".new-fresh" {
+		if name != ".new-dead" && name != ".new-held" {
 			continue
 		}
-		if err := os.Chtimes(filepath.Join(runs, name), old, old); err != nil {
+		f, err := os.Create(filepath.Join(runs, name, "lock"))
+		if err != nil {
 			t.Fatal(err)
 		}
+		defer f.Close()
+		if name == ".new-held" {
+			if err := flock(f, unix.LOCK_EX|unix.LOCK_NB); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
-	if err := flock(held, unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		t.Fatal(err)
-	}
-	swept, err := Sweep(state)
+	maker, err := os.Open(runs) // between its two steps
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{".new-dead", ".new-unlocked", ".old-x"}; !slices.Equal(swept, want) {
-		t.Errorf("Sweep = %q, want %q", swept, want)
+	defer maker.Close()
+	if err := flock(maker, unix.LOCK_SH); err != nil {
+		t.Fatal(err)
 	}
-	if got, want := names(t, runs), []string{".new-fresh", ".new-held", idA, "other"}; !slices.Equal(got, want) {
+	sweep(t, state, true, ".old-x")
+	maker.Close()
+	sweep(t, state, true, ".new-dead", ".new-unlocked", ".old-x")
+	sweep(t, state, false, ".new-dead", ".new-unlocked", ".old-x")
+	if got, want := names(t, runs), []string{".new-held", idA, "other"}; !slices.Equal(got, want) {
 		t.Errorf("after Sweep runs holds %q, want %q", got, want)
+	}
+	sweep(t, state, false)
+}
+
+func sweep(t *testing.T, state string, dryRun bool, want ...string) {
+	t.Helper()
+	if got, err := Sweep(state, dryRun); err != nil || !slices.Equal(got, want) {
+		t.Errorf("Sweep(%t) = %q, %v, want %q", dryRun, got, err, want)
 	}
 }
 

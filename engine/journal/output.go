@@ -18,10 +18,12 @@ import (
 //	record  u8 kind · u8 stream · u16 zero · u32 length · u64 sequence · u64 nanoseconds since 1970 · payload
 //
 // Kinds: data (payload: what was written), dropped (payload: u64 bytes of the
-// stream that were not kept), end (payload: for each stream u64 bytes written,
-// u64 bytes kept). One sequence counts the data of both streams, so the order
-// in which they were read is not lost. The records called dropped add up to all
-// that is missing; the first of a stream stands where the gap begins.
+// stream that follow and are not there), tail (payload: the last of those bytes
+// after all), end (payload: for each stream u64 bytes written, u64 bytes kept as
+// data). One sequence counts the data of both streams, so the order in which they
+// were read is not lost. The records called dropped add up to all that is not data;
+// the first of a stream stands where the gap begins. A tail is written when the
+// stream is over, at most once for each, so one that crashed has none.
 const (
 	magic       = "ENGOUT\r\n"
 	version     = 1
@@ -31,6 +33,10 @@ const (
 
 	// maxData bounds one record, and so the memory of a reader.
 	maxData = 1 << 20
+
+	// tailSize is what is kept of the end of a stream, beside the limit for its
+	// beginning: a program tells its troubles last.
+	tailSize = 64 << 10
 )
 
 // Stream is one of the program's two output streams.
@@ -50,19 +56,21 @@ const (
 	KindData    Kind = 1
 	KindDropped Kind = 2
 	KindEnd     Kind = 3
+	KindTail    Kind = 4
 )
 
 // Totals counts one stream, in bytes.
 type Totals struct {
 	Written int64 // by the program
-	Kept    int64 // on record
+	Kept    int64 // on record from the beginning, the tail aside
 }
 
 // Truncated says whether something is missing on record.
 func (t Totals) Truncated() bool { return t.Written > t.Kept }
 
 // OutputWriter records the output of one run: of each stream its first bytes up
-// to a limit, past that a count. Append may be called by two goroutines, one
+// to a limit, past that a count, and at the end the last 64 KiB, or less if the
+// limit is less. Append may be called by two goroutines, one
 // for each stream. Its file stays readable whatever happens, up to the last
 // record written whole.
 type OutputWriter struct {
@@ -81,6 +89,43 @@ type outputStream struct {
 	full    atomic.Bool // nothing of it is kept any more
 	kept    int64       // guarded by mu
 	noted   int64       // bytes in records called dropped, guarded by mu
+	tail    ring        // the last of what was dropped; only its goroutine's until Close
+}
+
+// ring holds the last bytes of a stream.
+type ring struct {
+	buf  []byte // of fixed size once it is used
+	at   int    // where the next byte goes
+	full bool   // buf has been filled once
+}
+
+// add takes in the last bytes of data, and forgets as many of its oldest.
+func (r *ring) add(data []byte, size int) {
+	if size <= 0 || len(data) == 0 {
+		return
+	}
+	if r.buf == nil {
+		r.buf = make([]byte, size)
+	}
+	if len(data) >= size {
+		copy(r.buf, data[len(data)-size:])
+		r.at, r.full = 0, true
+		return
+	}
+	n := copy(r.buf[r.at:], data)
+	if n < len(data) {
+		copy(r.buf, data[n:])
+	}
+	r.full = r.full || r.at+len(data) >= size
+	r.at = (r.at + len(data)) % size
+}
+
+// bytes are the ring's content in order.
+func (r *ring) bytes() []byte {
+	if !r.full {
+		return r.buf[:r.at]
+	}
+	return append(append(make([]byte, 0, len(r.buf)), r.buf[r.at:]...), r.buf[:r.at]...)
 }
 
 // CreateOutput makes the output record at path, which must not exist yet,
@@ -105,12 +150,17 @@ func CreateOutput(path string, keep int64) (*OutputWriter, error) {
 func (w *OutputWriter) Append(s Stream, data []byte) error {
 	st := &w.streams[s-1]
 	st.written.Add(int64(len(data)))
-	if len(data) == 0 || st.full.Load() {
+	if len(data) == 0 {
+		return nil
+	}
+	if st.full.Load() {
+		st.tail.add(data, w.tailSize())
 		return nil
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil {
+		st.tail.add(data, w.tailSize())
 		return nil // the other stream failed while this one waited
 	}
 	room := w.keep - st.kept
@@ -126,12 +176,15 @@ func (w *OutputWriter) Append(s Stream, data []byte) error {
 	}
 	if dropped := int64(len(data)) - room; dropped > 0 {
 		st.full.Store(true)
+		st.tail.add(data[len(data)-int(dropped):], w.tailSize())
 		if err := w.drop(s, dropped); err != nil {
 			return w.fail(err)
 		}
 	}
 	return nil
 }
+
+func (w *OutputWriter) tailSize() int { return int(min(w.keep, tailSize)) }
 
 // Written is how many bytes of stream s were appended so far, kept or not.
 func (w *OutputWriter) Written(s Stream) int64 { return w.streams[s-1].written.Load() }
@@ -168,6 +221,15 @@ func (w *OutputWriter) finish() error {
 		if n := written - st.kept - st.noted; n > 0 {
 			if err := w.drop(Stream(i+1), n); err != nil {
 				return err
+			}
+		}
+		if tail := st.tail.bytes(); len(tail) > 0 {
+			w.seq++
+			if err := w.record(KindTail, Stream(i+1), tail); err != nil {
+				// Where there is no room for the tail there may be for the totals.
+				if err := w.file.Truncate(w.off); err != nil {
+					return err
+				}
 			}
 		}
 		binary.LittleEndian.PutUint64(end[16*i:], uint64(written))

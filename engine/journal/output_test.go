@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -60,6 +61,8 @@ func records(r *OutputReader) ([]string, error) {
 			list = append(list, fmt.Sprintf("%d: %d %q", rec.Sequence, rec.Stream, rec.Data))
 		case KindDropped:
 			list = append(list, fmt.Sprintf("dropped %d of %d", rec.Dropped, rec.Stream))
+		case KindTail:
+			list = append(list, fmt.Sprintf("%d: tail of %d %q", rec.Sequence, rec.Stream, rec.Data))
 		case KindEnd:
 			list = append(list, fmt.Sprintf("end %v", rec.Totals))
 		}
@@ -87,7 +90,7 @@ func TestOutputKeepsOrderAndCounts(t *testing.T) {
 	}
 	want := []string{
 		`1: 1 "one"`, `2: 1 "two"`, `3: 2 "err"`, "dropped 1 of 1", `4: 2 "lon"`, "dropped 3 of 2",
-		"dropped 2 of 1", "end [{9 6} {9 6}]",
+		"dropped 2 of 1", `5: tail of 1 "345"`, `6: tail of 2 "ger"`, "end [{9 6} {9 6}]",
 	}
 	if g, w := strings.Join(got, "\n"), strings.Join(want, "\n"); g != w {
 		t.Errorf("records:\n%s\nwant:\n%s", g, w)
@@ -133,6 +136,59 @@ func TestOutputSplitsWhatIsTooLargeForARecord(t *testing.T) {
 	}
 	if got := readOutput(t, path).Stdout; got != string(big)+"x" {
 		t.Errorf("read %d bytes back that differ from the %d written", len(got), len(big)+1)
+	}
+}
+
+// TestTailIsTheEnd writes streams of many lengths in chunks of many lengths, and wants
+// the beginning and the end of each back, and every byte in between counted.
+func TestTailIsTheEnd(t *testing.T) {
+	rnd := rand.New(rand.NewPCG(1, 2))
+	for range 300 {
+		keep, size := rnd.Int64N(2*tailSize), rnd.IntN(5*tailSize)
+		all := make([]byte, size)
+		for i := range all {
+			all[i] = byte(rnd.Uint32())
+		}
+		w, path := newOutput(t, keep)
+		for rest := all; len(rest) > 0; {
+			n := min(len(rest), 1+rnd.IntN(1+rnd.IntN(2*tailSize)))
+			if err := w.Append(Stderr, rest[:n]); err != nil {
+				t.Fatal(err)
+			}
+			rest = rest[n:]
+		}
+		if err := w.Close(false); err != nil {
+			t.Fatal(err)
+		}
+		r, err := OpenOutput(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var head, tail []byte
+		var dropped int64
+		for {
+			rec, err := r.Next()
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			dropped += rec.Dropped
+			switch rec.Kind {
+			case KindData:
+				head = append(head, rec.Data...)
+			case KindTail:
+				tail = append(tail, rec.Data...)
+			}
+		}
+		r.Close()
+		wantTail := min(keep, tailSize, max(int64(size)-keep, 0))
+		if !bytes.Equal(head, all[:min(int64(size), keep)]) || !bytes.Equal(tail, all[int64(size)-wantTail:]) ||
+			int64(len(head))+dropped != int64(size) || !r.Done() {
+			t.Fatalf("of %d bytes with a limit of %d: %d at the beginning, %d dropped, a tail of %d, want one of %d",
+				size, keep, len(head), dropped, len(tail), wantTail)
+		}
 	}
 }
 

@@ -19,9 +19,9 @@ import (
 type OutputRecord struct {
 	Kind     Kind
 	Stream   Stream // of data and dropped
-	Sequence uint64 // of data: over both streams, from 1
+	Sequence uint64 // of data and tail: over both streams, from 1
 	Time     time.Time
-	Data     []byte    // of data: valid until the next call
+	Data     []byte    // of data and tail: valid until the next call
 	Dropped  int64     // of dropped: bytes of the stream that are missing here
 	Totals   [2]Totals // of end: stdout's and stderr's
 }
@@ -160,6 +160,10 @@ func (r *OutputReader) check(rec OutputRecord, length uint32) error {
 		if !stream || length == 0 || length > maxData {
 			return bad("%d bytes of stream %d", length, rec.Stream)
 		}
+	case KindTail:
+		if !stream || length == 0 || length > tailSize {
+			return bad("%d last bytes of stream %d", length, rec.Stream)
+		}
 	case KindDropped:
 		if !stream || length != 8 {
 			return bad("%d bytes tell what stream %d dropped", length, rec.Stream)
@@ -176,7 +180,7 @@ func (r *OutputReader) check(rec OutputRecord, length uint32) error {
 
 func (r *OutputReader) fill(rec *OutputRecord, payload []byte) error {
 	switch rec.Kind {
-	case KindData:
+	case KindData, KindTail:
 		rec.Data = payload
 	case KindDropped:
 		rec.Dropped = int64(binary.LittleEndian.Uint64(payload))

@@ -55,6 +55,7 @@ type RecordError struct {
 	Run    string
 	Record string
 	Why    string
+	Newer  bool // whole, and of a version that this program does not know
 }
 
 func (e *RecordError) Error() string {
@@ -94,7 +95,16 @@ func (r *Run) write(name string, v any, sync bool) error {
 		return fmt.Errorf("%d bytes are more than %d", len(data), maxRecord)
 	}
 	path := filepath.Join(r.dir, name+".json")
-	if err := writeFile(path+".tmp", append(data, '\n'), sync); err != nil {
+	if name == Cleaned {
+		if err := r.tidy(); err != nil {
+			return err
+		}
+	}
+	err = writeFile(path+".tmp", append(data, '\n'), sync)
+	if name == Exit && (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)) && r.remove(reserveName) == nil {
+		err = writeFile(path+".tmp", append(data, '\n'), sync)
+	}
+	if err != nil {
 		return err
 	}
 	if err := os.Rename(path+".tmp", path); err != nil {
@@ -103,8 +113,64 @@ func (r *Run) write(name string, v any, sync bool) error {
 	if !sync {
 		return nil
 	}
-	// The run's own name is one directory up.
+	if name != Intent {
+		return syncDir(r.dir)
+	}
+	// The first record also puts the run's own name on disk, one directory up.
 	return errors.Join(syncDir(r.dir), syncDir(filepath.Dir(r.dir)))
+}
+
+// Sync brings a record that was written without sync, and its name, to the disk.
+func (r *Run) Sync(name string) error {
+	f, err := os.Open(filepath.Join(r.dir, name+".json"))
+	if err == nil {
+		err = errors.Join(f.Sync(), f.Close(), syncDir(r.dir))
+	}
+	if err != nil {
+		return fmt.Errorf("cannot sync record %s of run %s: %w", name, r.id, err)
+	}
+	return nil
+}
+
+// Reserve sets room aside for the last records of the run, exit and cleaned: a disk
+// that is full by then must not take the result with it. The room is given up for the
+// first of them, or before the last.
+func (r *Run) Reserve() error {
+	f, err := os.OpenFile(filepath.Join(r.dir, reserveName), os.O_WRONLY|os.O_CREATE|os.O_TRUNC|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return fmt.Errorf("cannot reserve room for run %s: %w", r.id, err)
+	}
+	for {
+		err = unix.Fallocate(int(f.Fd()), 0, 0, reserveSize)
+		if err != unix.EINTR {
+			break
+		}
+	}
+	if err == unix.EOPNOTSUPP || err == unix.ENOSYS {
+		_, err = f.Write(make([]byte, reserveSize))
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("cannot reserve room for run %s: %w", r.id, err)
+	}
+	return nil
+}
+
+// tidy removes what the run's directory need not hold any more: the reserved room, and
+// halves of records that a crash left.
+func (r *Run) tidy() error {
+	errs := []error{r.remove(reserveName)}
+	for _, name := range order {
+		errs = append(errs, r.remove(name+".json.tmp"))
+	}
+	return errors.Join(errs...)
+}
+
+// remove deletes one file of the run, if it is there.
+func (r *Run) remove(name string) error {
+	if err := os.Remove(filepath.Join(r.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
 }
 
 func writeFile(path string, data []byte, sync bool) error {
@@ -137,11 +203,11 @@ func (r *Run) Read(name string, v any) (Header, error) {
 		return Header{}, err
 	}
 	if err != nil {
-		return Header{}, &RecordError{r.id, name, err.Error()}
+		return Header{}, &RecordError{Run: r.id, Record: name, Why: err.Error()}
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxRecord+1))
 	if err = errors.Join(err, f.Close()); err != nil {
-		return Header{}, &RecordError{r.id, name, err.Error()}
+		return Header{}, &RecordError{Run: r.id, Record: name, Why: err.Error()}
 	}
 	e, err := parseRecord(r.id, name, data)
 	if err != nil {
@@ -149,7 +215,7 @@ func (r *Run) Read(name string, v any) (Header, error) {
 	}
 	if v != nil {
 		if err := json.Unmarshal(e.Value, v); err != nil {
-			return Header{}, &RecordError{r.id, name, err.Error()}
+			return Header{}, &RecordError{Run: r.id, Record: name, Why: err.Error()}
 		}
 	}
 	return e.Header, nil
@@ -157,7 +223,7 @@ func (r *Run) Read(name string, v any) (Header, error) {
 
 func parseRecord(run, name string, data []byte) (envelope, error) {
 	fail := func(format string, args ...any) (envelope, error) {
-		return envelope{}, &RecordError{run, name, fmt.Sprintf(format, args...)}
+		return envelope{}, &RecordError{Run: run, Record: name, Why: fmt.Sprintf(format, args...)}
 	}
 	if len(data) > maxRecord {
 		return fail("larger than %d bytes", maxRecord)
@@ -171,6 +237,8 @@ func parseRecord(run, name string, data []byte) (envelope, error) {
 		return fail("something follows it")
 	}
 	switch {
+	case e.Schema > schema:
+		return envelope{}, &RecordError{Run: run, Record: name, Why: fmt.Sprintf("schema %d is not %d", e.Schema, schema), Newer: true}
 	case e.Schema != schema:
 		return fail("schema %d is not %d", e.Schema, schema)
 	case e.Run != run || e.Record != name:

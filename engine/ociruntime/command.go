@@ -27,13 +27,17 @@ func New(name, path, version string) (Runtime, error) {
 	switch name {
 	case "runc":
 		r.start = func(c Container) []string {
-			return []string{"--root", c.StateDir, "--log", logFile(c), "--log-format", "json",
-				"run", "--detach", "--bundle", c.Bundle, "--preserve-fds", "1", c.ID}
+			return []string{
+				"--root", c.StateDir, "--log", logFile(c), "--log-format", "json",
+				"run", "--detach", "--bundle", c.Bundle, "--preserve-fds", "1", c.ID,
+			}
 		}
 	case "crun":
 		r.start = func(c Container) []string {
-			return []string{"--root", c.StateDir, "--cgroup-manager", "cgroupfs", "--log", "file:" + logFile(c), "--log-format", "json",
-				"run", "--detach", "--bundle", c.Bundle, "--preserve-fds", "1", c.ID}
+			return []string{
+				"--root", c.StateDir, "--cgroup-manager", "cgroupfs", "--log", "file:" + logFile(c), "--log-format", "json",
+				"run", "--detach", "--bundle", c.Bundle, "--preserve-fds", "1", c.ID,
+			}
 		}
 	case "runsc":
 		r.start = func(c Container) []string {

@@ -69,6 +69,9 @@ func (b *bench) prepare() (err error) {
 	if err := os.MkdirAll(filepath.Join(b.root(), "bin"), 0o755); err != nil {
 		return err
 	}
+	if err := b.forget(); err != nil {
+		return err
+	}
 	if b.samples, err = os.Create(filepath.Join(b.work, "samples.txt")); err != nil {
 		return err
 	}

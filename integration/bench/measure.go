@@ -71,8 +71,8 @@ func (p pair) print(nameA, nameB string) {
 }
 
 func printSamples(name string, s []time.Duration) {
-	fmt.Printf("  %-26s median %7.2f ms   p10 %7.2f   p90 %7.2f   n %d\n",
-		name, millis(median(s)), millis(quantile(s, 0.1)), millis(quantile(s, 0.9)), len(s))
+	fmt.Printf("  %-26s median %7.2f ms   least %7.2f   p90 %7.2f   n %d\n",
+		name, millis(median(s)), millis(slices.Min(s)), millis(quantile(s, 0.9)), len(s))
 }
 
 func median(s []time.Duration) time.Duration { return quantile(s, 0.5) }

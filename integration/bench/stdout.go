@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -27,7 +29,7 @@ func (b *bench) stdout() error {
 		took        []time.Duration
 	}{
 		{"Stdout/pipe", "bare pipe of 1 MiB", func() *exec.Cmd { return exec.Command(filepath.Join(b.root(), argv[0]), argv[1:]...) }, nil},
-		{"Stdout/recorded", "engine, all on record", func() *exec.Cmd { return b.engine("embedded", argv, "--output-limit", "2GiB") }, nil},
+		{"Stdout/recorded", "engine, all on record", func() *exec.Cmd { return b.engine("embedded", argv, "--output-limit", "1GiB") }, nil},
 		{"Stdout/capped", "engine, 1 MB on record", func() *exec.Cmd { return b.engine("embedded", argv) }, nil},
 	}
 	for range rounds {
@@ -40,8 +42,7 @@ func (b *bench) stdout() error {
 			b.sample(ways[i].name, took)
 			time.Sleep(gap)
 		}
-		// What was recorded is not kept: it would fill the disk.
-		if err := os.RemoveAll(filepath.Join(b.work, "state")); err != nil {
+		if err := b.forget(); err != nil {
 			return err
 		}
 	}
@@ -54,6 +55,15 @@ func (b *bench) stdout() error {
 	return nil
 }
 
+// forget removes the records of ended runs, which would fill the disk.
+func (b *bench) forget() error {
+	records, err := filepath.Glob(filepath.Join(b.work, "state/runs/*/cleaned.json"))
+	for _, r := range records {
+		err = errors.Join(err, os.RemoveAll(filepath.Dir(r)))
+	}
+	return err
+}
+
 // stream runs a command and takes the time from its first byte of output to the last.
 func stream(cmd *exec.Cmd) (time.Duration, error) {
 	r, w, err := os.Pipe()
@@ -64,7 +74,8 @@ func stream(cmd *exec.Cmd) (time.Duration, error) {
 	if _, err := unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, pipeSize); err != nil {
 		return 0, err
 	}
-	cmd.Stdout = w
+	var stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = w, &stderr
 	if err := cmd.Start(); err != nil {
 		return 0, err
 	}
@@ -89,7 +100,7 @@ func stream(cmd *exec.Cmd) (time.Duration, error) {
 		}
 	}
 	if err := cmd.Wait(); err != nil {
-		return 0, err
+		return 0, fmt.Errorf("%w\n%s", err, stderr.Bytes())
 	}
 	if total != volume {
 		return 0, fmt.Errorf("%d bytes arrived, not %d", total, volume)

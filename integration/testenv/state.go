@@ -261,6 +261,9 @@ func stateFiles() ([]string, error) {
 	}
 	var lines []string
 	for _, image := range images {
+		if filepath.Base(image) == ".lock" { // of the store as a whole
+			continue
+		}
 		lines = append(lines, "file "+image)
 	}
 	for _, run := range runs {

@@ -55,8 +55,12 @@ func (s spec) args() []string {
 		"-chardev", fmt.Sprintf("socket,id=port,fd=%d", portFD), "-device", "virtserialport,chardev=port,name=" + wire.Port,
 	}
 	for _, d := range s.drives {
+		mode := "cache=unsafe,snapshot=on"
+		if d.Keep {
+			mode = "cache=writeback"
+		}
 		args = append(args,
-			"-drive", "if=none,id="+d.serial+",format=raw,cache=unsafe,snapshot=on,file.locking=off,file="+strings.ReplaceAll(d.Image, ",", ",,"),
+			"-drive", "if=none,id="+d.serial+",format=raw,"+mode+",file.locking=off,file="+strings.ReplaceAll(d.Image, ",", ",,"),
 			"-device", "virtio-blk-pci,drive="+d.serial+",serial="+d.serial)
 	}
 	return args
@@ -194,7 +198,8 @@ func acceleration(ctx context.Context, cache string, s spec) (string, error) {
 	}
 	file := filepath.Join(cache, "accel-"+strings.TrimSpace(string(boot)))
 	if answer, err := os.ReadFile(file); err == nil {
-		return string(answer), nil
+		now := time.Now()
+		return string(answer), os.Chtimes(file, now, now) // in use: not to be pruned
 	}
 	answer := emulation
 	if probe(ctx, s) {

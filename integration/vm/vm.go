@@ -6,7 +6,7 @@
 // (nothing is installed). No privilege is needed, no network, and no KVM: that is
 // used only after a probe has shown that it works here. What it builds is kept in
 // Config.Cache and keyed by its content. A machine is thrown away after use; its
-// disks are snapshots, so nothing it writes stays.
+// disks are snapshots, so nothing it writes stays, except on a Disk with Keep.
 //
 // Files of an image belong in the guest to whoever owns them on the host.
 package vm
@@ -55,10 +55,13 @@ type File struct {
 	Name string // below JobDir; empty means the base name of Host
 }
 
-// Disk is an ext4 image of the host. The guest may write to it; that is forgotten.
+// Disk is an ext4 image of the host. The guest may write to it; that is forgotten,
+// unless it is to be kept. What the guest's kernel had not given to a disk that is
+// kept when the machine was closed is lost, as in a power cut.
 type Disk struct {
 	Image string
 	Mount string // absolute path in the guest
+	Keep  bool
 }
 
 // Job is one command of a machine.
@@ -97,7 +100,8 @@ func (e *MissingError) Remedy() string {
 	return "run make setup, or install the Debian package " + e.Package
 }
 
-// Machine is a running machine. Its methods must not be called concurrently.
+// Machine is a running machine. Its methods, but for Close, must not be called
+// concurrently.
 type Machine struct {
 	q     *qemu
 	mu    sync.Mutex // guards writes to the port
@@ -157,21 +161,21 @@ func (m *Machine) drives(c Config, k kernel) ([]drive, error) {
 		return nil, err
 	}
 	drives := []drive{
-		{Disk{root, "/"}, "root"},
-		{Disk{k.modules, "/usr/lib/modules"}, "modules"},
+		{Disk{Image: root, Mount: "/"}, "root"},
+		{Disk{Image: k.modules, Mount: "/usr/lib/modules"}, "modules"},
 	}
 	if c.Bin != "" {
 		bin, err := binImage(c.Cache, c.Bin)
 		if err != nil {
 			return nil, err
 		}
-		drives = append(drives, drive{Disk{bin, BinDir}, "bin"})
+		drives = append(drives, drive{Disk{Image: bin, Mount: BinDir}, "bin"})
 	}
 	if len(c.Files) > 0 {
 		if m.scrap, err = filesImage(c.Cache, c.Files); err != nil {
 			return nil, err
 		}
-		drives = append(drives, drive{Disk{m.scrap, JobDir}, "job"})
+		drives = append(drives, drive{Disk{Image: m.scrap, Mount: JobDir}, "job"})
 	}
 	for i, d := range c.Disks {
 		if !filepath.IsAbs(d.Mount) {
@@ -326,7 +330,7 @@ func (m *Machine) dead(doing string, cause error) error {
 // Console returns the last lines on the machine's console.
 func (m *Machine) Console() string { return m.q.console.String() }
 
-// Close switches the machine off. It may be called again.
+// Close cuts the machine's power. It may be called again, and while Run runs.
 func (m *Machine) Close() error {
 	m.q.kill()
 	return m.removeScrap()

@@ -9,8 +9,12 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
 	_ "github.com/opencontainers/cgroups/devices" // sets device rules; without it every start is refused
 	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
 	_ "github.com/opencontainers/runc/libcontainer/nsenter" // the C half of init, before Go's runtime starts
 	"github.com/opencontainers/runc/libcontainer/specconv"
 
@@ -52,6 +56,10 @@ func start(c ociruntime.Container) error {
 		return fmt.Errorf("cannot create the container: %w", err)
 	}
 	p := c.Spec.Process
+	limits, err := rlimits(p.Rlimits)
+	if err != nil {
+		return err
+	}
 	noNewPrivileges := true
 	process := &libcontainer.Process{
 		Args:            p.Args,
@@ -60,13 +68,52 @@ func start(c ociruntime.Container) error {
 		GID:             int(p.User.GID),
 		Cwd:             p.Cwd,
 		NoNewPrivileges: &noNewPrivileges,
+		Rlimits:         limits,
 		ExtraFiles:      []*os.File{c.Guest},
 		Init:            true,
 		LogLevel:        "2", // errors
+	}
+	// The init stage, which libcontainer gives this variable alone, does its work on one
+	// thread and is gone in milliseconds: it needs no threads for a second processor.
+	if err := os.Setenv("GOMAXPROCS", "1"); err != nil {
+		return err
 	}
 	if err := container.Run(process); err != nil {
 		return fmt.Errorf("cannot run the container: %w", err)
 	}
 	go process.Wait() // reaps PID 1; how it ended is known from the guest socket and the cgroup
 	return nil
+}
+
+// rlimits converts limits, which libcontainer takes from its caller alone: those of
+// the spec would have no effect.
+func rlimits(list []specs.POSIXRlimit) ([]configs.Rlimit, error) {
+	var out []configs.Rlimit
+	for _, l := range list {
+		n, ok := rlimitNumbers[l.Type]
+		if !ok {
+			return nil, fmt.Errorf("cannot set rlimit=%s: no such limit", l.Type)
+		}
+		out = append(out, configs.Rlimit{Type: n, Soft: l.Soft, Hard: l.Hard})
+	}
+	return out, nil
+}
+
+var rlimitNumbers = map[string]int{
+	"RLIMIT_AS":         unix.RLIMIT_AS,
+	"RLIMIT_CORE":       unix.RLIMIT_CORE,
+	"RLIMIT_CPU":        unix.RLIMIT_CPU,
+	"RLIMIT_DATA":       unix.RLIMIT_DATA,
+	"RLIMIT_FSIZE":      unix.RLIMIT_FSIZE,
+	"RLIMIT_LOCKS":      unix.RLIMIT_LOCKS,
+	"RLIMIT_MEMLOCK":    unix.RLIMIT_MEMLOCK,
+	"RLIMIT_MSGQUEUE":   unix.RLIMIT_MSGQUEUE,
+	"RLIMIT_NICE":       unix.RLIMIT_NICE,
+	"RLIMIT_NOFILE":     unix.RLIMIT_NOFILE,
+	"RLIMIT_NPROC":      unix.RLIMIT_NPROC,
+	"RLIMIT_RSS":        unix.RLIMIT_RSS,
+	"RLIMIT_RTPRIO":     unix.RLIMIT_RTPRIO,
+	"RLIMIT_RTTIME":     unix.RLIMIT_RTTIME,
+	"RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING,
+	"RLIMIT_STACK":      unix.RLIMIT_STACK,
 }

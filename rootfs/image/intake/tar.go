@@ -91,7 +91,7 @@ func putHeader(t *tree.Writer, h *tar.Header, content io.Reader) error {
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
 		e.Kind, e.Content = unix.S_IFREG, content
-		if strings.HasSuffix(h.Name, "/") { // how the oldest archives spell a directory
+		if strings.HasSuffix(h.Name, "/") { // how old archives spell a directory
 			e.Kind, e.Content = unix.S_IFDIR, nil
 		}
 	case tar.TypeDir:

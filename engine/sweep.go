@@ -1,0 +1,62 @@
+package engine
+
+import (
+	"os"
+
+	"github.com/direct-oci/engine/engine/journal"
+	"github.com/direct-oci/engine/engine/ociruntime"
+	"github.com/direct-oci/engine/rootfs"
+	"github.com/direct-oci/engine/rootfs/image"
+)
+
+// sweeps are what a GC does beside the runs: removing what no run is bound to.
+func (h Host) sweeps(dryRun bool) []task {
+	kinds := []struct {
+		dir, why string
+		sweep    func() ([]string, error)
+	}{
+		{h.StateDir, "left by a crash while a record was made or removed", func() ([]string, error) {
+			return journal.Sweep(h.StateDir, dryRun)
+		}},
+		{h.imageDir(), "left by a crash while an image was made or removed", func() ([]string, error) {
+			return image.Store{Dir: h.imageDir()}.Sweep(dryRun)
+		}},
+		{h.RunDir, "of an engine-init that is not installed any more, or half made", func() ([]string, error) {
+			installed, err := h.resolved()
+			if err != nil {
+				return nil, nil // not known which one it is
+			}
+			return rootfs.SweepLayers(h.RunDir, installed.Init, h.idle, dryRun)
+		}},
+		{h.RunDir, "of a runtime that was replaced, or half written", func() ([]string, error) {
+			return ociruntime.SweepVersions(h.RunDir, dryRun)
+		}},
+	}
+	var tasks []task
+	for _, k := range kinds {
+		tasks = append(tasks, task{"", k.dir, func() ([]GCAction, error) {
+			names, err := k.sweep()
+			var actions []GCAction
+			for _, name := range names {
+				actions = append(actions, GCAction{Object: name, Action: actionRemove, Why: k.why})
+			}
+			return actions, err
+		}})
+	}
+	return tasks
+}
+
+// idle reports whether no run has a directory. A monitor makes it before it looks for
+// anything that runs share, and removes it after all else.
+func (h Host) idle() (bool, error) {
+	entries, err := os.ReadDir(h.RunDir)
+	if err != nil {
+		return false, err
+	}
+	for _, e := range entries {
+		if journal.ValidID(e.Name()) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
