@@ -10,12 +10,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+. hack/debian.sh
 export SOURCE_DATE_EPOCH=1756684800 # 2025-09-01
 export TZ=UTC LC_ALL=C
 created=$(date -d "@$SOURCE_DATE_EPOCH" +%Y-%m-%dT%H:%M:%SZ)
 out=build/images
-
-. hack/debian.sh
 
 # base makes the archive $1 of the recipe's packages, and lists their versions in $2.
 base() {
@@ -94,7 +93,7 @@ digest() {
 	jq -r '.manifests[0].digest' "$out/$1/oci/index.json"
 }
 
-# key is what an image is made from, as far as it is in this repository.
+# key is what an image is made from, as far as it is in this directory.
 key() {
 	cat images/build.sh hack/debian.sh "images/$1.recipe" images/package*.json | sha256sum | cut -c 1-16
 }
