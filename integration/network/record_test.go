@@ -158,7 +158,11 @@ func TestNothingLeaksThroughNames(t *testing.T) {
 	someRuntimes(t, func(t *testing.T, runtime string) {
 		b := newBed(t)
 		var lines []string
-		for i := range 40 {
+		names := 40
+		if testenv.InVM() {
+			names = 6
+		}
+		for i := range names {
 			secret := fmt.Sprintf("c2VjcmV0%d", i)
 			for _, tail := range []string{"attacker.test", "ok.test", "ok.test.attacker.test", "denied.test", "test"} {
 				lines = append(lines, "name "+secret+"."+tail, "tcp "+secret+"."+tail+":443", "connect "+secret+"."+tail+":443",

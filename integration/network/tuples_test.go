@@ -154,6 +154,9 @@ func (p policyOf) lines(few bool) []probeLine {
 			own := addr.String() == "100.64.0.1" && (port == 53 || port == 3128) // the gateway's services
 			v4 := addr.Unmap().Is4()
 			target := netip.AddrPortFrom(addr, port)
+			if groupAddress(target.String()) && port != 53 {
+				continue // nobody answers, which takes long to see
+			}
 			if !own {
 				add(v4 && !addr.Is4In6() && p.passes("tcp", addr, port), "tcp %s", target)
 				add(v4 && !addr.Is4In6() && p.passes("udp", addr, port), "udp %s", target)

@@ -61,7 +61,7 @@ func udp(args []string) (string, error) {
 	defer c.Close()
 	buf := make([]byte, 1500)
 	for range 2 { // datagrams get lost
-		c.SetDeadline(time.Now().Add(patience / 8))
+		c.SetDeadline(time.Now().Add(patience / 2))
 		if _, err = c.Write([]byte("hello")); err != nil {
 			return "", err
 		}
