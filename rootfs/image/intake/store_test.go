@@ -409,3 +409,19 @@ func TestArchitecture(t *testing.T) {
 		})
 	}
 }
+
+// TestRelativeStore uses a store whose path depends on the working directory.
+func TestRelativeStore(t *testing.T) {
+	requireRoot(t)
+	src := filepath.Join(t.TempDir(), "src.tar")
+	must(t, os.WriteFile(src, archive(t, file("f", "x")), 0o600))
+	t.Chdir(t.TempDir())
+	img, err := take(context.Background(), image.Store{Dir: "images"}, src, "x")
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkTree(t, img, map[string]string{"f": "x"})
+	if !filepath.IsAbs(img.Lowers[0]) {
+		t.Errorf("layer is at %s, want an absolute path", img.Lowers[0])
+	}
+}

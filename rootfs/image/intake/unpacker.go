@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -74,7 +75,7 @@ func (f *failure) err() error {
 	case f == nil:
 		return nil
 	case f.Setup:
-		return &UnpackError{Why: f.Why, Fix: "Allow user namespaces: sysctl user.max_user_namespaces=10000"}
+		return &UnpackError{Why: f.Why}
 	case f.What != "":
 		return &tree.LimitError{What: f.What, Limit: f.Limit, Fix: f.Fix}
 	case f.Errno == int(unix.ENOSPC), f.Errno == int(unix.EDQUOT):
@@ -100,6 +101,10 @@ func (f *failure) err() error {
 // process's, so that the child cannot pass one layer off as another.
 // Not covered: kernel faults in the system calls that are left. Checked by: TestUnpackerIsConfined.
 func (u Unpacker) Unpack(ctx context.Context, dir string, l tree.Limits, lock *os.File, stream io.Reader) (report, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return report{}, fmt.Errorf("cannot make directory=%s absolute: %w", dir, err)
+	}
 	limits, err := json.Marshal(l)
 	if err != nil {
 		return report{}, fmt.Errorf("internal error: cannot encode limits: %w", err)
