@@ -251,9 +251,13 @@ func runFiles() ([]string, error) {
 
 // stateFiles lists images, and the runs that have no record of a finished cleanup.
 func stateFiles() ([]string, error) {
-	images, err := filepath.Glob(StateDir + "/images/*")
-	if err != nil {
-		return nil, err
+	var images []string
+	for _, pattern := range []string{"/images/*", "/images/.images/*", "/images/.layers/*"} {
+		found, err := filepath.Glob(StateDir + pattern)
+		if err != nil {
+			return nil, err
+		}
+		images = append(images, found...)
 	}
 	runs, err := filepath.Glob(StateDir + "/runs/*")
 	if err != nil {
@@ -261,7 +265,8 @@ func stateFiles() ([]string, error) {
 	}
 	var lines []string
 	for _, image := range images {
-		if filepath.Base(image) == ".lock" { // of the store as a whole
+		switch filepath.Base(image) {
+		case ".lock", ".images", ".layers": // of the store as a whole
 			continue
 		}
 		lines = append(lines, "file "+image)
