@@ -14,7 +14,7 @@ import (
 
 const (
 	pipeSize  = 1 << 20   // of the program's stdout and stderr; two to three times the speed of 64 KiB
-	chunkSize = 256 << 10 // read at once
+	chunkSize = 1 << 20 // read at once; a seventh faster than 256 KiB when all is recorded
 )
 
 // outputs carries the program's stdout and stderr from their pipes to the record
