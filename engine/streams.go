@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	pipeSize  = 1 << 20   // of the program's stdout and stderr; two to three times the speed of 64 KiB
+	pipeSize  = 1 << 20 // of the program's stdout and stderr; two to three times the speed of 64 KiB
 	chunkSize = 1 << 20 // read at once; a seventh faster than 256 KiB when all is recorded
 )
 
