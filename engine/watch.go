@@ -239,7 +239,15 @@ func (sb *sandbox) finish() cgroups.Usage {
 		sb.outputs.closeWriters()
 		sb.outputs.start()
 	}
-	sb.cutOff = !sb.outputs.drain(drainBound)
+	// Once every process is gone nobody can hold the pipes, and what is in them is read
+	// to its end however slow this host is. One that would not die may hold them.
+	bound := emptyBound
+	if sb.end.err != nil && sb.end.err.Kind == "not_killed" {
+		bound = drainBound
+	}
+	if sb.cutOff = !sb.outputs.drain(bound); sb.cutOff && sb.end.err == nil {
+		sb.end.err = Failed("no_output", "cannot read the output of run=%s to its end within %v", sb.Request.ID, bound)
+	}
 	if err := errors.Join(sb.outputs.failure(), sb.output.Close(sb.outputs.total.Load() > 0)); err != nil && sb.end.err == nil {
 		sb.end.err = Failed("no_record", "cannot record the output of run=%s: %w", sb.Request.ID, err)
 	}
