@@ -16,9 +16,10 @@ import (
 	"github.com/direct-oci/engine/rootfs"
 )
 
-// plan is what the caller settles before there is a monitor: whatever can refuse a
-// request without a trace of it, and the run's cgroup, so that the limits are in
-// force before any process of the sandbox can exist.
+// plan is what the caller settles before there is a monitor: the runtime and the CPUs,
+// which can refuse a request without a trace of it, and the run's cgroup, so that the
+// limits are in force before any process of the sandbox can exist. A root that is not
+// there is refused by the monitor, on record.
 type plan struct {
 	Runtime    ociruntime.Info `json:"runtime"`
 	CPUs       []int           `json:"cpus"`       // that the program may run on

@@ -16,8 +16,9 @@ import (
 
 // run is a run from its intent to the point where nothing of it is left:
 //
-//	create    isolate, cgroup with limits, then network namespace, root and files
-//	          side by side, then the runtime, then engine-init ready with its job
+//	create    in the run's cgroup, which the caller has made with every limit in force:
+//	          isolate, then network, root and files side by side, then the runtime,
+//	          then engine-init ready with its job
 //	watch     until the program exits, the deadline, cancel, too much output, or the
 //	          sandbox's own death, whichever comes first: the first sets the reason
 //	kill      cgroup.kill, and wait until no process is left
