@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"regexp"
 	"time"
 
 	"github.com/direct-oci/engine/capability/approval"
@@ -32,6 +33,7 @@ type Runner struct {
 
 // Call is one request.
 type Call struct {
+	ID          string // 16 hexadecimal digits that no other call has; "": chosen
 	Project     string
 	Capability  string
 	Environment string
@@ -66,9 +68,9 @@ type call struct {
 // Call does what is asked for. After an error the reply may hold a receipt: the run
 // began, and came to nothing.
 func (r *Runner) Call(ctx context.Context, ask Call) (Reply, error) {
-	c := &call{Call: ask, runner: r, id: newID()}
-	if c.Log == nil {
-		c.Log = func(string) {}
+	c, err := r.newCall(ask)
+	if err != nil {
+		return Reply{ID: c.id}, err
 	}
 	sum := sha256.Sum256(c.Args)
 	presented := map[string]any{
@@ -79,6 +81,27 @@ func (r *Runner) Call(ctx context.Context, ask Call) (Reply, error) {
 		return Reply{ID: c.id}, err
 	}
 	reply, err := c.do(ctx)
+	return c.answer(reply, err)
+}
+
+var idForm = regexp.MustCompile(`^[0-9a-f]{16}$`)
+
+func (r *Runner) newCall(ask Call) (*call, error) {
+	c := &call{Call: ask, runner: r, id: ask.ID}
+	if c.Log == nil {
+		c.Log = func(string) {}
+	}
+	if c.id == "" {
+		c.id = newID()
+	}
+	if !idForm.MatchString(c.id) {
+		return c, engine.Refused("bad_id", "cannot accept id=%q of a call: want 16 hexadecimal digits", c.id)
+	}
+	return c, nil
+}
+
+// answer notes an error in the audit log.
+func (c *call) answer(reply Reply, err error) (Reply, error) {
 	reply.ID = c.id
 	if err == nil {
 		return reply, nil
@@ -293,11 +316,19 @@ func (c *call) run(ctx context.Context, p Prepared, auth Authorised, secrets map
 		return Reply{}, err
 	}
 	began := time.Now()
-	out, runErr := p.Run(ctx, Env{
+	out, runErr := p.Run(ctx, c.env(secrets))
+	return c.conclude(out, runErr, newReceipt(c, p, auth, strong), began)
+}
+
+func (c *call) env(secrets map[string][]byte) Env {
+	return Env{
 		Call: c.id, Secrets: secrets, Redact: c.redact.Text,
 		Log: func(line string) { c.Log(c.redact.Text(line)) },
-	})
-	receipt := newReceipt(c, p, auth, strong)
+	}
+}
+
+// conclude notes how a run ended, and signs its receipt.
+func (c *call) conclude(out Outcome, runErr error, receipt *Receipt, began time.Time) (Reply, error) {
 	receipt.Began, receipt.Ended = began.UTC(), time.Now().UTC()
 	if err := receipt.observe(out, runErr); err != nil {
 		return Reply{}, err

@@ -25,6 +25,8 @@ type fake struct {
 	secrets []string
 	ran     *int
 	fail    error
+
+	dies, resumable bool // while it runs; and then something is left of it
 }
 
 func (f fake) Info() Info { return f.info }
@@ -34,10 +36,13 @@ func (f fake) Prepare(_ context.Context, ask Ask) (Prepared, error) {
 	if err != nil {
 		return Prepared{}, err
 	}
-	return Prepared{
+	p := Prepared{
 		Bound: approval.Bound{Digest: string(args), Secrets: f.secrets}, Title: "t", Documents: []Document{{"args", string(args)}},
 		Run: func(_ context.Context, env Env) (Outcome, error) {
 			*f.ran++
+			if f.dies {
+				panic("the runner dies")
+			}
 			if f.fail != nil {
 				return Outcome{}, f.fail
 			}
@@ -48,7 +53,13 @@ func (f fake) Prepare(_ context.Context, ask Ask) (Prepared, error) {
 			}
 			return Outcome{Output: given}, nil
 		},
-	}, nil
+	}
+	if f.resumable {
+		p.Resume = func(_ context.Context, env Env) (Outcome, error) {
+			return Outcome{Output: "kept " + env.Redact("hunter2-token")}, nil
+		}
+	}
+	return p, nil
 }
 
 const anyObject = `{"type":"object","properties":{"n":{"type":"integer","minimum":1},"s":{"type":"string"}},"additionalProperties":false}`

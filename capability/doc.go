@@ -77,6 +77,9 @@ type Prepared struct {
 	Warnings  []string       // said to the caller before the run
 	// Run does it, once. The error is an *engine.Error.
 	Run func(ctx context.Context, env Env) (Outcome, error)
+	// Resume tells what came of a Run of the same call in a process that has died. It
+	// starts nothing. nil: nothing outlives its process.
+	Resume func(ctx context.Context, env Env) (Outcome, error)
 }
 
 // Document is one text of a review.
@@ -87,7 +90,7 @@ type Document struct {
 
 // Env is what a capability is given to run with.
 type Env struct {
-	Call    string            // id of the call
+	Call    string            // id of the call: 16 hexadecimal digits
 	Secrets map[string][]byte // by the names that were bound
 	Log     func(line string) // progress; never nil
 	Redact  func(text string) string

@@ -124,15 +124,23 @@ func (a *Action) prepare(ask capability.Ask, files []engine.File) (capability.Pr
 	}
 	p.Run = func(ctx context.Context, env capability.Env) (capability.Outcome, error) {
 		result, err := a.profile.Run(ctx, plan, sandbox.Job{
-			Secrets: env.Secrets, Log: env.Log, Stdin: append(input, '\n'),
+			ID: env.Call, Secrets: env.Secrets, Log: env.Log, Stdin: append(input, '\n'),
 			Labels: map[string]string{"call": env.Call, "project": ask.Project, "capability": m.Name},
 		})
-		if err != nil {
-			return capability.Outcome{Result: &result}, err
-		}
-		return capability.Outcome{Output: a.output(bound.Digest, result, env.Redact), Result: &result}, nil
+		return a.outcome(bound.Digest, result, err, env)
+	}
+	p.Resume = func(ctx context.Context, env capability.Env) (capability.Outcome, error) {
+		result, err := a.profile.Resume(ctx, env.Call)
+		return a.outcome(bound.Digest, result, err, env)
 	}
 	return p, nil
+}
+
+func (a *Action) outcome(digest string, r engine.Result, err error, env capability.Env) (capability.Outcome, error) {
+	if err != nil {
+		return capability.Outcome{Result: &r}, err
+	}
+	return capability.Outcome{Output: a.output(digest, r, env.Redact), Result: &r}, nil
 }
 
 // digest is SHA-256, in hexadecimal, of the RFC 8785 form of v.

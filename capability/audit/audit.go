@@ -31,7 +31,7 @@ type Entry struct {
 	Prev string    `json:"prev"`           // hash of the line before
 	Torn string    `json:"torn,omitempty"` // SHA-256 of what crashes left between that line and this one
 
-	Event      string `json:"event"` // dispatch, approval, secret, start, end
+	Event      string `json:"event"` // dispatch, approval, secret, start, end, refused, resume
 	Call       string `json:"call"`  // the same for all lines of one call
 	Project    string `json:"project"`
 	Capability string `json:"capability"`
@@ -105,6 +105,35 @@ func (l Log) append(e Entry) (head Head, err error) {
 		return Head{}, err
 	}
 	return head, f.Sync()
+}
+
+// Of returns the entries of one call, in their order. It reads the whole log and leaves
+// out what is no line of it.
+func (l Log) Of(call string) ([]Entry, error) {
+	f, err := os.Open(l.Path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("cannot read audit log=%s: %w", l.Path, err)
+	}
+	defer f.Close()
+	var found []Entry
+	in := bufio.NewReaderSize(f, 64<<10)
+	for {
+		line, err := readLine(in)
+		if bytes.Contains(line, []byte(call)) {
+			if e, _, bad := parse(line); bad == nil && e.Call == call {
+				found = append(found, e)
+			}
+		}
+		if err == io.EOF {
+			return found, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("cannot read audit log=%s: %w", l.Path, err)
+		}
+	}
 }
 
 func hashOf(b []byte) string {

@@ -136,6 +136,7 @@ func (p Profile) Bind(plan Plan, b approval.Bound) approval.Bound {
 
 // Job is what a run is given beside its plan.
 type Job struct {
+	ID      string            // of the run; "": chosen
 	Secrets map[string][]byte // by the names of the plan
 	Stdin   []byte
 	Labels  map[string]string
@@ -151,6 +152,7 @@ func (p Profile) Run(ctx context.Context, plan Plan, job Job) (engine.Result, er
 		secrets = append(secrets, engine.Secret{Name: name, Value: slices.Clone(job.Secrets[name])})
 	}
 	req := p.request(plan, job.Labels)
+	req.ID = job.ID
 	req.SecretNames = nil // Start takes them from the secrets
 	s, err := openStreams(job)
 	if err != nil {
@@ -175,6 +177,27 @@ func (p Profile) Run(ctx context.Context, plan Plan, job Job) (engine.Result, er
 	p.Host.FillOutput(&result)
 	return result, failure(result)
 }
+
+// Resume waits for the end of a run that a process which has died began, and cancels it
+// when ctx ends. It starts nothing: a run that never came on record is an error.
+func (p Profile) Resume(ctx context.Context, id string) (engine.Result, error) {
+	stop := context.AfterFunc(ctx, func() {
+		bound, cancel := context.WithTimeout(context.Background(), killBound)
+		defer cancel()
+		p.Host.Kill(bound, id) // what it came to is on record, and read below
+	})
+	record, err := p.Host.Await(context.WithoutCancel(ctx), id)
+	stop()
+	if err != nil {
+		return engine.Result{ID: id}, err
+	}
+	result := *record.Result
+	p.Host.FillOutput(&result)
+	return result, failure(result)
+}
+
+// killBound is what a run that is to end may take for it.
+const killBound = time.Minute
 
 // failure is the error of a result that is none of the program's.
 func failure(r engine.Result) error {

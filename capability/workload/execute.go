@@ -125,15 +125,23 @@ func (x Execute) Prepare(_ context.Context, ask capability.Ask) (capability.Prep
 	p.Run = func(ctx context.Context, env capability.Env) (capability.Outcome, error) {
 		env.Log("workload " + digest + " starts under " + x.Profile.Runtime)
 		result, err := x.Profile.Run(ctx, plan, sandbox.Job{
-			Secrets: env.Secrets, Log: env.Log,
+			ID: env.Call, Secrets: env.Secrets, Log: env.Log,
 			Labels: map[string]string{"call": env.Call, "project": ask.Project, "capability": Name},
 		})
-		if err != nil {
-			return capability.Outcome{Result: &result}, err
-		}
-		return capability.Outcome{Output: output(digest, result, env.Redact), Result: &result}, nil
+		return outcome(digest, result, err, env)
+	}
+	p.Resume = func(ctx context.Context, env capability.Env) (capability.Outcome, error) {
+		result, err := x.Profile.Resume(ctx, env.Call)
+		return outcome(digest, result, err, env)
 	}
 	return p, nil
+}
+
+func outcome(digest string, r engine.Result, err error, env capability.Env) (capability.Outcome, error) {
+	if err != nil {
+		return capability.Outcome{Result: &r}, err
+	}
+	return capability.Outcome{Output: output(digest, r, env.Redact), Result: &r}, nil
 }
 
 func value(f *float64) float64 {
