@@ -27,7 +27,7 @@ var allowed = map[string]struct {
 	"rootfs":                   {nil, "a leaf: mounts, it knows no run"},
 	"rootfs/image/tree":        {nil, "a leaf: writes and reads one directory tree"},
 	"rootfs/image":             {[]string{"rootfs/image/tree"}, "the image store: it mounts nothing and parses nothing foreign"},
-	"rootfs/image/intake":      {[]string{"rootfs/image", "rootfs/image/tree"}, "takes images apart; decompressors must stay out of every start of engine"},
+	"rootfs/image/intake":      {[]string{"oci", "rootfs/image", "rootfs/image/tree"}, "takes images apart; decompressors must stay out of every start of engine"},
 	"rootfs/image/registry":    {[]string{"rootfs/image/intake", "rootfs/image/tree"}, "the network; it never touches the store"},
 	"rootfs/image/job":         {[]string{"rootfs/image"}, "what engine and engine-image say to each other"},
 	"engine/journal":           {nil, "records hold what their callers say; it knows no run's meaning"},
@@ -127,7 +127,7 @@ func TestImportsOnlyGoDown(t *testing.T) {
 
 // TestOnlyTheMonitorNeedsCgo keeps the command line lean and static.
 func TestOnlyTheMonitorNeedsCgo(t *testing.T) {
-	heavy := []string{"github.com/opencontainers/runc", "net/http", "google.golang.org/grpc", "k8s.io", "cloud.google.com", "github.com/google/go-containerregistry", "github.com/klauspost/compress", "github.com/ulikunitz/xz"}
+	heavy := []string{"github.com/opencontainers/runc", "net/http", "google.golang.org/grpc", "k8s.io", "cloud.google.com", "github.com/google/go-containerregistry", "github.com/klauspost/compress", "github.com/therootcompany/xz"}
 	for _, p := range packages(t) {
 		name, ok := ours(p.ImportPath)
 		if !ok || name != "cmd/engine" {

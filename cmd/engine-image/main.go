@@ -21,10 +21,6 @@ import (
 	"github.com/direct-oci/engine/rootfs/image/registry"
 )
 
-// heap is what the collector keeps this process below if it can. An image's size does
-// not matter to it.
-const heap = 48 << 20
-
 func main() {
 	if intake.IsConfined() {
 		os.Exit(intake.Confined())
@@ -38,7 +34,7 @@ func run() int {
 		fmt.Fprintln(os.Stderr, "engine-image: this program is started by engine, see engine image --help")
 		return 2
 	}
-	debug.SetMemoryLimit(heap)
+	debug.SetMemoryLimit(intake.MemoryLimit)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	// When engine is killed there is nobody left to interrupt this process.

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/direct-oci/engine/oci"
 	"github.com/direct-oci/engine/rootfs/image/tree"
 )
 
@@ -108,7 +109,10 @@ func enter(dir, limits string) (*os.File, tree.Limits, error) {
 	if err != nil {
 		return nil, l, fmt.Errorf("cannot open the new root: %w", err)
 	}
-	return root, l, dropCaps()
+	if err := dropCaps(); err != nil {
+		return nil, l, err
+	}
+	return root, l, filterCalls()
 }
 
 func pivot(dir string) error {
@@ -156,6 +160,22 @@ func dropCaps() error {
 	data := [2]unix.CapUserData{{Effective: keptCaps, Permitted: keptCaps}}
 	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data[0])), 0); errno != 0 {
 		return fmt.Errorf("cannot drop capabilities: %w", errno)
+	}
+	return nil
+}
+
+// filterCalls leaves every thread of this process the system calls that a sandboxed
+// program has, which are more than enough. Signals to PID 1, which this process is
+// in its own namespace, are not among them, and the Go runtime is told to do without.
+func filterCalls() error {
+	filter := oci.Filter()
+	if len(filter) == 0 {
+		return errors.New("cannot filter system calls: there is no filter for this architecture")
+	}
+	program := unix.SockFprog{Len: uint16(len(filter) / 8), Filter: (*unix.SockFilter)(unsafe.Pointer(&filter[0]))}
+	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&program)))
+	if errno != 0 {
+		return fmt.Errorf("cannot filter system calls: %w", errno)
 	}
 	return nil
 }

@@ -261,7 +261,7 @@ func (t *taking) layer(ctx context.Context, d Descriptor, diffID string, e Event
 
 // unpack fills dir from a layer's blob, and checks what the blob unpacks to.
 func (t *taking) unpack(ctx context.Context, dir string, in *verified, diffID string) (image.Layer, error) {
-	plain, _, err := decompress(in)
+	plain, _, err := decompress(ctx, in)
 	if err != nil {
 		return image.Layer{}, in.blame(err)
 	}
@@ -379,7 +379,7 @@ func importFrom(ctx context.Context, o Options, source *os.File, src string) (im
 		}
 		return importRoot(ctx, o, source, nil, "directory")
 	}
-	plain, kind, err := decompress(source)
+	plain, kind, err := decompress(ctx, source)
 	if err != nil {
 		return none, err
 	}
@@ -397,6 +397,7 @@ func importFrom(ctx context.Context, o Options, source *os.File, src string) (im
 		return importArchive(ctx, o, source, src)
 	}
 	spooled, err := spool(o, stream)
+	plain.Close() // its layers need the memory
 	if err != nil {
 		return none, err
 	}

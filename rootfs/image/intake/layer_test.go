@@ -361,7 +361,7 @@ func TestUnpackerIsConfined(t *testing.T) {
 	}()
 	pid := childOf(t, "engine-image-unpack")
 	status := procFile(t, pid, "status")
-	for _, want := range []string{"CapPrm:\t000000000000000b", "CapEff:\t000000000000000b", "CapBnd:\t000000000000000b", "CapInh:\t0000000000000000", "CapAmb:\t0000000000000000", "NoNewPrivs:\t1"} {
+	for _, want := range []string{"CapPrm:\t000000000000000b", "CapEff:\t000000000000000b", "CapBnd:\t000000000000000b", "CapInh:\t0000000000000000", "CapAmb:\t0000000000000000", "NoNewPrivs:\t1", "Seccomp:\t2", "Seccomp_filters:\t1"} {
 		waitFor(t, want, func() bool { status = procFile(t, pid, "status"); return strings.Contains(status, want) })
 	}
 	for _, ns := range []string{"user", "mnt", "pid", "net", "ipc", "uts"} {
@@ -376,8 +376,10 @@ func TestUnpackerIsConfined(t *testing.T) {
 	must(t, err)
 	for _, task := range tasks {
 		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, task.Name()))
-		if err == nil && !strings.Contains(string(data), "CapEff:\t000000000000000b") {
-			t.Errorf("a thread of the child has other capabilities:\n%s", data)
+		for _, want := range []string{"CapEff:\t000000000000000b", "Seccomp:\t2"} {
+			if err == nil && !strings.Contains(string(data), want) {
+				t.Errorf("a thread of the child has other rights, want %q:\n%s", want, data)
+			}
 		}
 	}
 	if mounts := procFile(t, pid, "mountinfo"); strings.Count(mounts, "\n") != 1 || !strings.Contains(mounts, "nosuid,nodev,noexec") {

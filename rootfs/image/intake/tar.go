@@ -2,24 +2,16 @@ package intake
 
 import (
 	"archive/tar"
-	"bufio"
-	"bytes"
-	"encoding/binary"
 	"errors"
 	"io"
-	"math/bits"
 	"strings"
 
-	"github.com/klauspost/compress/gzip"
-	"github.com/klauspost/compress/zstd"
-	"github.com/ulikunitz/xz"
 	"golang.org/x/sys/unix"
 
 	"github.com/direct-oci/engine/rootfs/image/tree"
 )
 
 const (
-	maxWindow = 128 << 20 // bytes of history a decompressor may ask for: zstd --long=27, xz -9 takes 64 MiB
 	// maxOverhead is what an archive may hold besides the content of its files.
 	maxOverhead = 4 << 30
 	blockSize   = 512 // of tar; the end mark is two of them, and one is accepted
@@ -125,71 +117,4 @@ func recordedXattrs(h *tar.Header) map[string]string {
 		}
 	}
 	return all
-}
-
-// decompress finds out by its first bytes how src is compressed.
-//
-// SECURITY: archives are unpacked by this process's own code, and memory is bounded.
-// An xz or tar found on a PATH, or loaded from the image, is somebody else's program; a
-// header may ask for gigabytes.
-// Holds because: the decompressors are linked in, and windows above maxWindow are refused.
-// Not covered: later blocks of an xz file, which may ask for more than the first; what
-// they then take is at most what they unpack to. Checked by: TestBombs.
-func decompress(src io.Reader) (io.ReadCloser, string, error) {
-	in := bufio.NewReaderSize(src, 1<<20)
-	head, err := in.Peek(64)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, "", err
-	}
-	switch {
-	case bytes.HasPrefix(head, []byte("\x1f\x8b")):
-		r, err := gzip.NewReader(in)
-		return r, "tar+gzip", err
-	case bytes.HasPrefix(head, []byte("\x28\xb5\x2f\xfd")):
-		r, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true))
-		if err != nil {
-			return nil, "tar+zstd", err
-		}
-		return r.IOReadCloser(), "tar+zstd", nil
-	case bytes.HasPrefix(head, []byte("\xfd7zXZ\x00")):
-		if !modestXZ(head) {
-			return nil, "tar+xz", errors.New("its dictionary is larger than xz itself ever makes it, or it uses a filter besides LZMA2")
-		}
-		r, err := xz.NewReader(in)
-		if err != nil {
-			return nil, "tar+xz", err
-		}
-		return io.NopCloser(r), "tar+xz", nil
-	}
-	return io.NopCloser(in), "tar", nil
-}
-
-// modestXZ reads the dictionary size out of the first block's header, which follows
-// 12 bytes of stream header: its size, flags, two sizes of the block if the flags say
-// so, then a filter, which must be LZMA2 with one byte of properties.
-func modestXZ(head []byte) bool {
-	const (
-		streamHeader = 12
-		lzma2        = 0x21
-		sizes        = 0xc0
-		moreFilters  = 0x03
-	)
-	if len(head) < streamHeader+5 || head[streamHeader] == 0 {
-		return true // no block at all
-	}
-	flags, rest := head[streamHeader+1], head[streamHeader+2:]
-	if flags&moreFilters != 0 {
-		return false
-	}
-	for range bits.OnesCount8(flags & sizes) {
-		_, n := binary.Uvarint(rest)
-		if n <= 0 {
-			return false
-		}
-		rest = rest[n:]
-	}
-	if len(rest) < 3 || rest[0] != lzma2 || rest[1] != 1 || rest[2] > 40 {
-		return false
-	}
-	return (2|uint64(rest[2]&1))<<(rest[2]/2+11) <= maxWindow
 }

@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -395,7 +394,7 @@ func TestBombs(t *testing.T) {
 	bomb(t, z, 1<<30)
 	for _, limit := range []int64{8 << 20, 64 << 20} {
 		o.store.Limits.MaxBytes = limit
-		peak := watchHeap(t, func() {
+		peak := intake.WatchHeap(t, func() {
 			_, err := take(context.Background(), o.store, src, fmt.Sprint("bomb", limit))
 			var large *tree.LimitError
 			if !errors.As(err, &large) {
@@ -406,33 +405,6 @@ func TestBombs(t *testing.T) {
 			t.Errorf("Import of a bomb with a limit of %d took %d MiB of heap, want at most 64", limit, peak>>20)
 		}
 	}
-}
-
-// watchHeap returns how much the heap grew at most while f ran.
-func watchHeap(t *testing.T, f func()) int64 {
-	t.Helper()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	start := int64(m.HeapSys - m.HeapReleased)
-	done := make(chan struct{})
-	peaks := make(chan int64)
-	go func() {
-		var peak int64
-		for {
-			runtime.ReadMemStats(&m)
-			peak = max(peak, int64(m.HeapSys-m.HeapReleased)-start)
-			select {
-			case <-done:
-				peaks <- peak
-				return
-			case <-time.After(5 * time.Millisecond):
-			}
-		}
-	}()
-	f()
-	close(done)
-	return <-peaks
 }
 
 func FuzzImportTar(f *testing.F) {

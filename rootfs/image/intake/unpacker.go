@@ -96,7 +96,8 @@ func (f *failure) err() error {
 // A fault in it, or in the kernel's lookup of a hostile path, would otherwise be root's.
 // Holds because: the child is in user, mount, PID, network, IPC and UTS namespaces of its own, its
 // root is the directory, its capabilities are those that owners and modes need and count inside
-// its user namespace only, it gets no environment, and four descriptors: the archive, its report,
+// its user namespace only, its system calls are those of a sandboxed program, it gets no
+// environment but its own, and four descriptors: the archive, its report,
 // the import's lock, and a pipe for the words of a crash. Decompression and digests are this
 // process's, so that the child cannot pass one layer off as another.
 // Not covered: kernel faults in the system calls that are left. Checked by: TestUnpackerIsConfined.
@@ -132,7 +133,7 @@ func (u Unpacker) Unpack(ctx context.Context, dir string, l tree.Limits, lock *o
 	words := &bounded{left: 4 << 10}
 	cmd := exec.CommandContext(ctx, u.Program, dir, string(limits))
 	cmd.Args[0] = confinedName
-	cmd.Env = []string{"GOTRACEBACK=none", "GOMAXPROCS=2"}
+	cmd.Env = []string{"GOTRACEBACK=none", "GOMAXPROCS=2", "GODEBUG=asyncpreemptoff=1"} // see filterCalls
 	cmd.Dir = "/"
 	cmd.Stdin, cmd.Stderr = archive, words
 	cmd.ExtraFiles = []*os.File{tell, lock}
