@@ -143,5 +143,6 @@ func (r Request) settle(h Host) (Request, error) {
 	if len(c.Env) > 0 {
 		r.Env = environ(c.Env, r.Env)
 	}
+	r.Limits = r.Limits.Sized()
 	return r, r.Validate()
 }

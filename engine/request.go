@@ -45,7 +45,8 @@ type Request struct {
 }
 
 // Limits bounds one run. Every field must be positive, except OutputMax, where
-// zero means that output may be of any length.
+// zero means that output may be of any length, and the sizes of directories,
+// where zero is what Sized gives them.
 type Limits struct {
 	CPUs          float64       `json:"cpus"`          // of one core: 0.5 is half of it
 	Memory        int64         `json:"memory"`        // bytes, the whole sandbox, tmpfs included; no swap
@@ -91,14 +92,32 @@ type Secret struct {
 // DefaultLimits are the limits of a run that asked for none.
 func DefaultLimits() Limits {
 	return Limits{
-		CPUs:          1,
-		Memory:        512 << 20,
-		Pids:          256,
-		Timeout:       120 * time.Second,
-		TmpSize:       64 << 20,
-		WorkspaceSize: 256 << 20,
-		OutputKept:    1e6,
+		CPUs:       1,
+		Memory:     512 << 20,
+		Pids:       256,
+		Timeout:    120 * time.Second,
+		OutputKept: 1e6,
 	}
+}
+
+// Sizes of the writable directories of a run that asked for none.
+const (
+	tmpSize       = 64 << 20
+	workspaceSize = 256 << 20
+)
+
+// Sized returns l with the sizes of /tmp and /workload where it gives none: the
+// usual ones, or a part of a memory that is smaller. What is written there counts
+// as memory, and a program that fills its disk is to be told so, not to be killed.
+func (l Limits) Sized() Limits {
+	const page = 4096
+	if l.TmpSize == 0 {
+		l.TmpSize = min(tmpSize, l.Memory/4&^(page-1))
+	}
+	if l.WorkspaceSize == 0 {
+		l.WorkspaceSize = min(workspaceSize, l.Memory/2&^(page-1))
+	}
+	return l
 }
 
 // DefaultUID is the user and group a program runs as unless it asks for another.

@@ -46,6 +46,9 @@ func TestValidateRefusesWithTheRequestsClass(t *testing.T) {
 		{"a label with a newline in its name", "bad_label", func(r *Request) { r.Labels = map[string]string{"a\nb": ""} }},
 		{"no cpu at all", "bad_limit", func(r *Request) { r.Limits.CPUs = 0 }},
 		{"memory below any program's need", "bad_limit", func(r *Request) { r.Limits.Memory = 4096 }},
+		{"a /tmp larger than memory", "bad_limit", func(r *Request) { r.Limits.TmpSize = r.Limits.Memory + 1 }},
+		{"a /workload larger than memory", "bad_limit", func(r *Request) { r.Limits.WorkspaceSize = r.Limits.Memory + 1 }},
+		{"a /tmp below a page", "bad_limit", func(r *Request) { r.Limits.TmpSize = 1 }},
 		{"no processes", "bad_limit", func(r *Request) { r.Limits.Pids = 0 }},
 		{"no time", "bad_limit", func(r *Request) { r.Limits.Timeout = 0 }},
 		{"time without end", "bad_limit", func(r *Request) { r.Limits.Timeout = 1000 * 24 * time.Hour }},
@@ -138,5 +141,42 @@ func TestSecretsOfSeveralLinesBecomeFiles(t *testing.T) {
 	}
 	if len(files) != 1 || files[0].Path != "/run/secrets/KEY" || string(files[0].Data) != "-----BEGIN\nx\n" {
 		t.Errorf("files = %v, want KEY alone with its value whole", files)
+	}
+}
+
+// TestDirectoriesAreSizedByMemory proves that a directory whose size nobody gave is
+// full before memory ends.
+func TestDirectoriesAreSizedByMemory(t *testing.T) {
+	tests := []struct {
+		name         string
+		limits, want Limits
+	}{
+		{"much memory", Limits{Memory: 2 << 30}, Limits{Memory: 2 << 30, TmpSize: 64 << 20, WorkspaceSize: 256 << 20}},
+		{"the default", Limits{Memory: 512 << 20}, Limits{Memory: 512 << 20, TmpSize: 64 << 20, WorkspaceSize: 256 << 20}},
+		{"little memory", Limits{Memory: 64 << 20}, Limits{Memory: 64 << 20, TmpSize: 16 << 20, WorkspaceSize: 32 << 20}},
+		{"memory of no whole pages", Limits{Memory: 5e6}, Limits{Memory: 5e6, TmpSize: 1249280, WorkspaceSize: 2498560}},
+		{"what was asked for stays", Limits{Memory: 64 << 20, TmpSize: 1, WorkspaceSize: 2}, Limits{Memory: 64 << 20, TmpSize: 1, WorkspaceSize: 2}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := tt.limits.Sized(); got != tt.want {
+				t.Errorf("Sized() = %+v, want %+v", got, tt.want)
+			}
+		})
+	}
+	r := validRequest()
+	r.Limits.Memory, r.Limits.TmpSize, r.Limits.WorkspaceSize = minMemory, 0, 0
+	if err := r.Validate(); err != nil {
+		t.Errorf("the smallest memory with the default sizes is refused: %v", err)
+	}
+}
+
+// TestSizesAreSaidWithTheirUnits proves that who forgot the unit is told of it.
+func TestSizesAreSaidWithTheirUnits(t *testing.T) {
+	r := validRequest()
+	r.Limits.Memory = 64
+	var e *Error
+	if err := r.Validate(); !errors.As(err, &e) || !strings.Contains(e.Message, "memory=64B: want 4MiB to 1024TiB") || !strings.Contains(e.Fix, "unit") {
+		t.Errorf("Validate() of 64 bytes = %v, want the bounds and a fix that names the unit", err)
 	}
 }

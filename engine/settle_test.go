@@ -80,7 +80,7 @@ func TestSettle(t *testing.T) {
 			}
 			want := tt.req
 			tt.want(&want)
-			want.ImageID = got.ImageID
+			want.ImageID, want.Limits = got.ImageID, want.Limits.Sized()
 			if err != nil || !sameSettled(got, want) || got.ImageID == "" {
 				t.Errorf("settle() = %+v, %v, want %+v", got, err, want)
 			}

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/direct-oci/engine/engine/journal"
+	"github.com/direct-oci/engine/oci"
 )
 
 // Bounds of what may be asked for. They keep arithmetic and kernel interfaces far
@@ -38,6 +39,7 @@ var Runtimes = []string{"auto", "embedded", "runc", "crun", "runsc"}
 // Validate reports the first thing that is wrong with the request, as an *Error of
 // class request. It looks at nothing but the request.
 func (r Request) Validate() error {
+	r.Limits = r.Limits.Sized()
 	if r.ID != "" && !journal.ValidID(r.ID) {
 		return Refused("bad_id", "cannot accept id=%q: want 16 lower-case letters and digits", r.ID)
 	}
@@ -137,13 +139,15 @@ func (l Limits) validate() error {
 	if math.IsNaN(l.CPUs) || l.CPUs < 0.01 || l.CPUs > maxCPUs {
 		return Refused("bad_limit", "cannot accept cpus=%v: want 0.01 to %d", l.CPUs, maxCPUs)
 	}
+	if l.Pids < 1 || l.Pids > maxPids {
+		return Refused("bad_limit", "cannot accept pids=%d: want 1 to %d", l.Pids, maxPids)
+	}
 	sizes := []struct {
 		name     string
 		value    int64
 		min, max int64
 	}{
 		{"memory", l.Memory, minMemory, maxBytes},
-		{"pids", l.Pids, 1, maxPids},
 		{"tmp-size", l.TmpSize, minTmpfs, maxBytes},
 		{"workspace-size", l.WorkspaceSize, minTmpfs, maxBytes},
 		{"output-limit", l.OutputKept, 0, 1 << 30},
@@ -151,7 +155,16 @@ func (l Limits) validate() error {
 	}
 	for _, s := range sizes {
 		if s.value < s.min || s.value > s.max {
-			return Refused("bad_limit", "cannot accept %s=%d: want %d to %d", s.name, s.value, s.min, s.max)
+			return Refused("bad_limit", "cannot accept %s=%s: want %s to %s", s.name,
+				oci.FormatSize(s.value), oci.FormatSize(s.min), oci.FormatSize(s.max)).
+				WithFix("give a number with its unit, like 512MiB")
+		}
+	}
+	for _, s := range sizes[1:3] {
+		if s.value > l.Memory {
+			return Refused("bad_limit", "cannot accept %s=%s: what is written there is memory, and memory=%s ends before that",
+				s.name, oci.FormatSize(s.value), oci.FormatSize(l.Memory)).
+				WithFix("lower --" + s.name + ", or raise --memory")
 		}
 	}
 	if l.Timeout < time.Millisecond || l.Timeout > maxTimeout {

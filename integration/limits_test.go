@@ -68,6 +68,22 @@ func TestScratchIsFull(t *testing.T) {
 	})
 }
 
+// TestFullScratchIsNoOOM proves that filling a directory whose size nobody gave is told
+// to the program, however small its memory is, and ends nothing.
+func TestFullScratchIsNoOOM(t *testing.T) {
+	begin(t)
+	requireLimits(t)
+	eachRuntime(t, func(t *testing.T, runtime string) {
+		for _, path := range []string{"/tmp/x", "/workload/x"} {
+			r := run(t, runtime, []string{"--memory", "128MiB"}, "/probe", "fill", path)
+			r.want(t, "exited", 0)
+			if !strings.Contains(r.Stdout, "errno 28") {
+				t.Errorf("filling %s said %q, want ENOSPC", path, r.Stdout)
+			}
+		}
+	})
+}
+
 // TestPidsLimit proves that a program gets no more processes than asked for, and that
 // both what it had and what it was refused are counted.
 func TestPidsLimit(t *testing.T) {

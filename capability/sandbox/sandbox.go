@@ -103,10 +103,7 @@ func (p Profile) clamp(ask Limits) engine.Limits {
 	l.Memory = int64(least(ask.MemoryMB, p.Max.MemoryMB) * (1 << 20))
 	l.Pids = p.Max.Pids
 	l.Timeout = time.Duration(least(ask.TimeoutSeconds, p.Max.TimeoutSeconds) * float64(time.Second))
-	// What is written there counts as memory.
-	l.TmpSize = min(l.TmpSize, l.Memory/4)
-	l.WorkspaceSize = min(l.WorkspaceSize, l.Memory/2)
-	return l
+	return l.Sized()
 }
 
 func (p Profile) request(plan Plan, labels map[string]string) engine.Request {

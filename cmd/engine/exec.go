@@ -81,7 +81,7 @@ func (r *request) takeBundle(b oci.Bundle) {
 	r.UID, r.GID, r.Hostname = b.UID, b.GID, b.Hostname
 	for _, t := range b.Tmpfs {
 		if t.Size == 0 {
-			t.Size = r.Limits.TmpSize
+			t.Size = r.Limits.Sized().TmpSize
 		}
 		r.Tmpfs = append(r.Tmpfs, engine.Tmpfs(t))
 	}
