@@ -40,7 +40,8 @@ var allowed = map[string]struct {
 	},
 	"engine/spelling":          {nil, "words and nothing else"},
 	"engine/doctor":            {[]string{"cgroups", "rootfs", "engine", "engine/ociruntime"}, "looks at the host as a run would"},
-	"cmd/engine":               {[]string{"cgroups", "engine", "engine/doctor", "engine/journal", "engine/ociruntime", "engine/spelling", "netns", "netns/egress", "oci", "rootfs/image", "rootfs/image/job"}, "an edge: words to values and back, no policy"},
+	"cmd/cli":                  {[]string{"engine", "engine/spelling"}, "how a command line answers and what it says of typing errors; it knows no command"},
+	"cmd/engine":               {[]string{"cgroups", "cmd/cli", "engine", "engine/doctor", "engine/journal", "engine/ociruntime", "engine/spelling", "netns", "netns/egress", "oci", "rootfs/image", "rootfs/image/job"}, "an edge: words to values and back, no policy"},
 	"capability/jsjson":        {nil, "pure: JavaScript's JSON"},
 	"capability/signed":        {[]string{"capability/jsjson"}, "keys and envelopes, it knows nothing that is signed"},
 	"capability/approval":      {[]string{"capability/jsjson", "capability/signed"}, "what a human agreed to; it runs nothing"},
@@ -52,7 +53,7 @@ var allowed = map[string]struct {
 	"capability/action":        {[]string{"capability", "capability/approval", "capability/jsjson", "capability/sandbox", "engine"}, "a capability: knows no config, no edge and no other one"},
 	"capability/review":        {[]string{"capability"}, "pure: text for a human"},
 	"cmd/engine-runner/config": {[]string{"capability", "capability/action", "capability/approval", "capability/audit", "capability/sandbox", "capability/secret", "capability/signed", "capability/workload", "engine", "engine/spelling"}, "the one place that makes a runner of a file"},
-	"cmd/engine-runner":        {[]string{"capability", "capability/action", "capability/approval", "capability/audit", "capability/jsjson", "capability/review", "capability/sandbox", "capability/secret", "capability/signed", "capability/workload", "cmd/engine-runner/config", "engine"}, "an edge: words to values and back, no policy"},
+	"cmd/engine-runner":        {[]string{"capability", "capability/action", "capability/approval", "capability/audit", "capability/jsjson", "capability/review", "capability/sandbox", "capability/secret", "capability/signed", "capability/workload", "cmd/cli", "cmd/engine-runner/config", "engine"}, "an edge: words to values and back, no policy"},
 	"cmd/engine-monitor":       {[]string{"engine", "engine/ociruntime/inproc"}, "the only program that links libcontainer"},
 	"cmd/engine-image":         {[]string{"rootfs/image", "rootfs/image/intake", "rootfs/image/registry", "rootfs/image/job", "rootfs/image/tree"}, "the only program that links a registry's client and decompressors"},
 }

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"errors"
 	"fmt"
 	"math/big"
 	"strconv"
@@ -27,7 +28,8 @@ var units = map[string]int64{
 // and "2g" (powers of 1024), Kubernetes' "1Gi", or plain "1048576". Upper and
 // lower case are the same, and one space may stand before the unit. A fraction
 // must come to whole bytes. Zero is a size; a caller to whom it means nothing
-// refuses it. Negative sizes and those above MaxSize are errors.
+// refuses it. Negative sizes and those above MaxSize are errors, which say what is
+// wrong and leave it to the caller to quote the text.
 func ParseSize(s string) (int64, error) {
 	number := strings.TrimRight(s, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 	unit, known := units[strings.ToLower(s[len(number):])]
@@ -35,24 +37,24 @@ func ParseSize(s string) (int64, error) {
 	whole, fraction, dotted := strings.Cut(number, ".")
 	switch {
 	case len(s) > maxSizeText:
-		return 0, fmt.Errorf("cannot read size=%.40q: longer than %d characters", s, maxSizeText)
+		return 0, fmt.Errorf("longer than %d characters", maxSizeText)
 	case strings.HasPrefix(number, "-"):
-		return 0, fmt.Errorf("cannot read size=%q: negative", s)
+		return 0, errors.New("negative")
 	case !isDigits(whole) || dotted && !isDigits(fraction):
-		return 0, fmt.Errorf("cannot read size=%q: not a number with a unit, like 512MiB", s)
+		return 0, errors.New("not a number with a unit, like 512MiB")
 	case !known:
-		return 0, fmt.Errorf("cannot read size=%q: unknown unit; B, kB, MB, GB, TB, KiB, MiB, GiB and TiB are known, and 256m, 1Gi", s)
+		return 0, errors.New("unknown unit; B, kB, MB, GB, TB, KiB, MiB, GiB and TiB are known, and 256m, 1Gi")
 	}
 	bytes, ok := new(big.Rat).SetString(number)
 	if !ok {
-		return 0, fmt.Errorf("cannot read size=%q: not a number", s)
+		return 0, errors.New("not a number")
 	}
 	bytes.Mul(bytes, new(big.Rat).SetInt64(unit))
 	if bytes.Cmp(new(big.Rat).SetInt64(MaxSize)) > 0 {
-		return 0, fmt.Errorf("cannot read size=%q: above 1PiB", s)
+		return 0, errors.New("above 1PiB")
 	}
 	if !bytes.IsInt() {
-		return 0, fmt.Errorf("cannot read size=%q: not a whole number of bytes", s)
+		return 0, errors.New("not a whole number of bytes")
 	}
 	return bytes.Num().Int64(), nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/direct-oci/engine/capability"
 	"github.com/direct-oci/engine/capability/action"
 	"github.com/direct-oci/engine/capability/sandbox"
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/engine"
 )
 
@@ -16,7 +17,7 @@ func (a *app) actionCommand() *cobra.Command {
 	create := &cobra.Command{
 		Use:   "new DIR",
 		Short: "write a small action that works, to be changed",
-		Args:  between(1, 1),
+		Args:  cli.Between(1, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if err := action.New(args[0], filepath.Base(args[0])); err != nil {
 				return engine.Refused("bad_arguments", "cannot write action=%s: %w", args[0], err).WithFix("name a directory that does not exist yet")
@@ -27,7 +28,7 @@ func (a *app) actionCommand() *cobra.Command {
 	check := &cobra.Command{
 		Use:   "check DIR",
 		Short: "say everything that is wrong with an action",
-		Args:  between(1, 1),
+		Args:  cli.Between(1, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			act, err := action.Open(args[0], sandbox.Profile{})
 			if err != nil {
@@ -35,13 +36,13 @@ func (a *app) actionCommand() *cobra.Command {
 			}
 			info := act.Info()
 			if a.json {
-				return a.printJSON(info)
+				return a.PrintJSON(info)
 			}
-			return a.print(info.Name + "  [action/" + string(info.Hazard) + "]  " + info.Description + "\n")
+			return a.Print(info.Name + "  [action/" + string(info.Hazard) + "]  " + info.Description + "\n")
 		},
 	}
 	check.Flags().BoolVar(&a.json, "json", false, "print JSON")
-	return group("action", "capabilities of your own", create, check, a.actionTestCommand())
+	return cli.Group("action", "capabilities of your own", create, check, a.actionTestCommand())
 }
 
 func (a *app) actionTestCommand() *cobra.Command {
@@ -53,18 +54,21 @@ func (a *app) actionTestCommand() *cobra.Command {
 		Long: "test runs an action once in a sandbox, as engine call would if it were installed.\n" +
 			"Nobody approves it, so the config has to be in development mode. It has the\n" +
 			"secrets of --project.",
-		Args: between(1, 2),
+		Args: cli.Between(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.testAction(cmd.Context(), f, project, args) },
 	}
 	cmd.Flags().StringVar(&project, "project", "", "`SLUG` of the project to run it for")
 	cmd.Flags().StringVar(&f.environment, "environment", "", "`NAME` of the project's environment, where it has several")
 	cmd.Flags().BoolVar(&f.quiet, "quiet", false, "no progress on stderr")
 	cmd.Flags().BoolVar(&a.json, "json", false, "print errors as JSON on stdout too")
-	cmd.MarkFlagRequired("project")
 	return cmd
 }
 
 func (a *app) testAction(ctx context.Context, f *callFlags, project string, args []string) error {
+	if project == "" {
+		return engine.Refused("bad_arguments", "cannot test an action without a project: it has the secrets of one").
+			WithFix("name a project of the config with --project")
+	}
 	r, c, err := a.runner()
 	if err != nil {
 		return err
@@ -72,7 +76,8 @@ func (a *app) testAction(ctx context.Context, f *callFlags, project string, args
 	p, ok := r.Projects[project]
 	switch {
 	case !ok:
-		return engine.Refused("no_project", "cannot find project=%q in the config", project)
+		return engine.Refused("no_project", "cannot find project=%q in the config", project).
+			WithFix("see engine capabilities for the projects of the config")
 	case !c.Development:
 		return engine.Refused("not_approved", "cannot test an action: this runner is not in development mode").
 			WithFix("set development: true in a config for development, or install and approve the action")

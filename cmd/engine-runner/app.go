@@ -1,17 +1,15 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"io"
 	"os"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/direct-oci/engine/capability"
-	"github.com/direct-oci/engine/capability/review"
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/cmd/engine-runner/config"
 	"github.com/direct-oci/engine/engine"
 )
@@ -24,6 +22,7 @@ const (
 
 // app is one invocation of the program.
 type app struct {
+	cli.Output
 	stdin, stdout, stderr *os.File
 
 	inline     []byte // the config, if it was all in the environment
@@ -36,7 +35,7 @@ type app struct {
 }
 
 func newApp(stdin, stdout, stderr *os.File) *app {
-	return &app{stdin: stdin, stdout: stdout, stderr: stderr}
+	return &app{Output: cli.Output{Stdout: stdout, Stderr: stderr}, stdin: stdin, stdout: stdout, stderr: stderr}
 }
 
 // main runs the command that args name and returns the exit status.
@@ -47,30 +46,15 @@ func (a *app) main(args []string) int {
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	if err := root.Execute(); err != nil {
-		if end := slices.Index(args, "--"); end >= 0 {
-			args = args[:end]
-		}
-		a.json = a.json || slices.Contains(args, "--json")
+		a.json = a.json || cli.Given(args, "--json")
 		return a.refuse(err)
 	}
 	return a.status
 }
 
 func (a *app) rootCommand() *cobra.Command {
-	root := &cobra.Command{
-		Use:               "engine",
-		Short:             "the governed runner's commands",
-		Args:              noCommand,
-		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		SilenceErrors:     true,
-		SilenceUsage:      true,
-		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
-	}
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return engine.Refused("bad_flag", "cannot read the flags: %w", err).WithFix("see " + cmd.CommandPath() + " --help")
-	})
+	root := cli.Root(&cobra.Command{Use: "engine", Short: "the governed runner's commands"})
 	flags := root.PersistentFlags()
-	flags.SortFlags = false
 	flags.StringVar(&a.configPath, "config", "", "`FILE` of the config (default $"+config.Variable+" or "+config.DefaultPath+")")
 	flags.StringVar(&a.stateDir, "state-dir", "", "`DIR` of records and images, instead of the config's")
 	flags.StringVar(&a.runDir, "run-dir", "", "`DIR` of what does not outlive a boot, instead of the config's")
@@ -82,47 +66,19 @@ func (a *app) rootCommand() *cobra.Command {
 	return root
 }
 
-func noCommand(cmd *cobra.Command, args []string) error {
-	if len(args) == 0 {
-		return nil
-	}
-	return engine.Refused("unknown_command", "cannot do %q: %s has no such command", args[0], cmd.CommandPath()).
-		WithFix("see " + cmd.CommandPath() + " --help")
-}
-
-// group is a command that only has subcommands.
-func group(use, short string, subcommands ...*cobra.Command) *cobra.Command {
-	cmd := &cobra.Command{
-		Use: use, Short: short, Args: noCommand,
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-	}
-	cmd.AddCommand(subcommands...)
-	return cmd
-}
-
-// between checks the number of arguments.
-func between(least, most int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) >= least && len(args) <= most {
-			return nil
-		}
-		return engine.Refused("bad_arguments", "cannot accept %d arguments: want %s", len(args), cmd.UseLine())
-	}
-}
-
 // refuse reports an error, in JSON on stdout if that is where the answer would be.
 func (a *app) refuse(err error) int {
 	e := asError(err)
 	var violations capability.Violations
 	errors.As(err, &violations)
-	a.say(e.Message, e.Fix)
+	a.Say(e.Message, e.Fix)
 	if a.json {
 		v := struct {
 			Error      *engine.Error         `json:"error"`
 			Violations capability.Violations `json:"violations,omitempty"`
 		}{e, violations}
-		if err := a.printJSON(v); err != nil {
-			a.say(err.Error(), "")
+		if err := a.PrintJSON(v); err != nil {
+			a.Say(err.Error(), "")
 		}
 	}
 	return statusRefused
@@ -134,36 +90,7 @@ func asError(err error) *engine.Error {
 	if errors.As(err, &bad) {
 		return engine.Refused("bad_config", "%w", err)
 	}
-	return engine.AsError(err)
-}
-
-// say prints one message of the runner's own.
-func (a *app) say(message, fix string) {
-	text := "engine: " + review.Visible(message) + "\n"
-	if fix != "" {
-		text += "  fix: " + review.Visible(fix) + "\n"
-	}
-	// There is nowhere left to report that stderr cannot be written.
-	_, _ = io.WriteString(a.stderr, text)
-}
-
-// printJSON prints v on one line of stdout.
-func (a *app) printJSON(v any) error {
-	enc := json.NewEncoder(a.stdout)
-	enc.SetEscapeHTML(false)
-	return written(enc.Encode(v))
-}
-
-func (a *app) print(text string) error {
-	_, err := io.WriteString(a.stdout, text)
-	return written(err)
-}
-
-func written(err error) error {
-	if err != nil {
-		return engine.Failed("no_output", "cannot print the answer: %w", err)
-	}
-	return nil
+	return cli.AsError(err)
 }
 
 // maxInput bounds what is read from a file or from stdin.
@@ -181,6 +108,10 @@ func (a *app) input(arg string) ([]byte, error) {
 		defer f.Close()
 		from = f
 	case arg != "-":
+		if info, err := os.Stat(arg); err == nil && info.Mode().IsRegular() {
+			return nil, engine.Refused("bad_arguments", "cannot read the arguments: %s is a file, not JSON", arg).
+				WithFix("write @" + arg + " for what the file holds")
+		}
 		return []byte(arg), nil
 	}
 	data, err := io.ReadAll(io.LimitReader(from, maxInput+1))

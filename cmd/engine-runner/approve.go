@@ -17,6 +17,7 @@ import (
 	"github.com/direct-oci/engine/capability/approval"
 	"github.com/direct-oci/engine/capability/review"
 	"github.com/direct-oci/engine/capability/signed"
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/engine"
 )
 
@@ -41,7 +42,7 @@ func (a *app) approveCommand() *cobra.Command {
 			"is run. Look at it without --key first.",
 		Example: "  engine approve shop workload.execute @job.json\n" +
 			"  engine approve shop workload.execute @job.json --key alice.pem --approver alice -o approval.json",
-		Args: between(2, 3),
+		Args: cli.Between(2, 3),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.approve(cmd.Context(), f, args) },
 	}
 	flags := cmd.Flags()
@@ -104,7 +105,7 @@ func (a *app) approve(ctx context.Context, f *approveFlags, args []string) error
 		return engine.Failed("no_record", "cannot keep what was approved for the next review: %w", err)
 	}
 	if f.output == "" {
-		return a.print(string(envelope.Encode()))
+		return a.Print(string(envelope.Encode()))
 	}
 	if err := replaceFile(f.output, envelope.Encode(), 0o600); err != nil {
 		return engine.Failed("no_output", "cannot write approval=%s: %w", f.output, err)
@@ -119,7 +120,7 @@ func (a *app) showReview(info capability.Info, p capability.Prepared, last *capa
 		if err != nil {
 			return err
 		}
-		return a.printJSON(reviewed{
+		return a.PrintJSON(reviewed{
 			p.Title, p.Bound.Digest, strong, p.Bound, p.Documents, last, review.Suspicious(p), append([]string{}, p.Warnings...),
 		})
 	}
@@ -128,10 +129,10 @@ func (a *app) showReview(info capability.Info, p capability.Prepared, last *capa
 		return err
 	}
 	if !signs {
-		return a.print(b.String())
+		return a.Print(b.String())
 	}
-	_, err := a.stderr.WriteString(b.String())
-	return written(err)
+	toStderr := cli.Output{Stdout: a.Stderr}
+	return toStderr.Print(b.String())
 }
 
 // sign makes the approval. It refuses what the runner would refuse.
@@ -164,7 +165,7 @@ func (a *app) keygenCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "keygen FILE",
 		Short: "make a key for an approver, and print its public half for the config",
-		Args:  between(1, 1),
+		Args:  cli.Between(1, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			path, err := filepath.Abs(args[0])
 			if err != nil {
@@ -181,7 +182,7 @@ func (a *app) keygenCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(fmt.Sprintf("publicKey: %s\n", signed.EncodePublicKey(key.Public().(ed25519.PublicKey))))
+			return a.Print(fmt.Sprintf("publicKey: %s\n", signed.EncodePublicKey(key.Public().(ed25519.PublicKey))))
 		},
 	}
 }

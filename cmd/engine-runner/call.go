@@ -16,6 +16,7 @@ import (
 	"github.com/direct-oci/engine/capability"
 	"github.com/direct-oci/engine/capability/review"
 	"github.com/direct-oci/engine/capability/signed"
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/cmd/engine-runner/config"
 	"github.com/direct-oci/engine/engine"
 )
@@ -38,7 +39,7 @@ func (a *app) callCommand() *cobra.Command {
 			"JSON. Progress goes to stderr. What is no read needs an approval, see engine approve.\n\n" +
 			"Exit status: 0; 1 when a program ran and failed; 125 when the call was refused or\n" +
 			"the engine failed, with the error on stderr and, with --json, on stdout.",
-		Args: between(2, 3),
+		Args: cli.Between(2, 3),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.call(cmd.Context(), f, args) },
 	}
 	flags := cmd.Flags()
@@ -82,7 +83,7 @@ func (a *app) dispatch(ctx context.Context, r *capability.Runner, c config.Confi
 	if failed(reply.Output) {
 		a.status = statusFailed
 	}
-	return a.print(string(out))
+	return a.Print(string(out))
 }
 
 // failed reports whether the output is of a program that ran and failed.

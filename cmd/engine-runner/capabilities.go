@@ -8,6 +8,7 @@ import (
 
 	"github.com/direct-oci/engine/capability"
 	"github.com/direct-oci/engine/capability/review"
+	"github.com/direct-oci/engine/cmd/cli"
 )
 
 func (a *app) capabilitiesCommand() *cobra.Command {
@@ -16,7 +17,7 @@ func (a *app) capabilitiesCommand() *cobra.Command {
 		Use:   "capabilities",
 		Short: "list what may be asked for",
 		Long:  "capabilities lists what may be asked for: [project] name  [kind/hazard]  description.",
-		Args:  between(0, 0),
+		Args:  cli.Between(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			r, _, err := a.runner()
 			if err != nil {
@@ -27,10 +28,10 @@ func (a *app) capabilitiesCommand() *cobra.Command {
 				return err
 			}
 			for _, p := range problems {
-				a.say(fmt.Sprintf("cannot offer %s of project=%s: %s", p.Name, p.Project, p.Message), "")
+				a.Say(fmt.Sprintf("cannot offer %s of project=%s: %s", p.Name, p.Project, p.Message), "")
 			}
 			if a.json {
-				return a.printJSON(struct {
+				return a.PrintJSON(struct {
 					Capabilities []capability.Listed  `json:"capabilities"`
 					Problems     []capability.Problem `json:"problems"`
 				}{list, problems})
@@ -39,7 +40,7 @@ func (a *app) capabilitiesCommand() *cobra.Command {
 			for _, c := range list {
 				fmt.Fprintf(&b, "[%s] %s  [%s/%s]  %s\n", c.Project, c.Name, c.Kind, c.Hazard, review.Visible(c.Description))
 			}
-			return a.print(b.String())
+			return a.Print(b.String())
 		},
 	}
 	cmd.Flags().StringVar(&project, "project", "", "only those of project `SLUG`")

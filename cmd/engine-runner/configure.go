@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/direct-oci/engine/capability/secret"
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/cmd/engine-runner/config"
 	"github.com/direct-oci/engine/engine"
 )
@@ -23,7 +24,7 @@ func (a *app) configCommand() *cobra.Command {
 		Long: "check reads the config as the runner would and says everything that is wrong with\n" +
 			"it, with lines. With --secrets it also reads every secret, commands included, and\n" +
 			"says which cannot be had. No value is ever printed.",
-		Args: between(0, 1),
+		Args: cli.Between(0, 1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.checkConfig(cmd.Context(), args, secrets) },
 	}
 	check.Flags().BoolVar(&secrets, "secrets", false, "read every secret too")
@@ -31,16 +32,16 @@ func (a *app) configCommand() *cobra.Command {
 	schema := &cobra.Command{
 		Use:   "schema",
 		Short: "print the JSON Schema of the config",
-		Args:  between(0, 0),
+		Args:  cli.Between(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			text, err := json.MarshalIndent(config.Schema(), "", "  ")
 			if err != nil {
 				return err
 			}
-			return a.print(string(text) + "\n")
+			return a.Print(string(text) + "\n")
 		},
 	}
-	return group("config", "the runner's config", check, schema)
+	return cli.Group("config", "the runner's config", check, schema)
 }
 
 func (a *app) checkConfig(ctx context.Context, args []string, readSecrets bool) error {
@@ -57,9 +58,9 @@ func (a *app) checkConfig(ctx context.Context, args []string, readSecrets bool) 
 		}
 	}
 	if a.json {
-		return a.printJSON(c)
+		return a.PrintJSON(c)
 	}
-	return a.print(fmt.Sprintf("the config is well: %d projects, %d approvers\n", len(c.Projects), len(c.Approvers)))
+	return a.Print(fmt.Sprintf("the config is well: %d projects, %d approvers\n", len(c.Projects), len(c.Approvers)))
 }
 
 // checkSecrets reads every secret and says which of them cannot be had.
@@ -83,7 +84,7 @@ func (a *app) checkSecrets(ctx context.Context, c config.Config) error {
 	missing := 0
 	for _, name := range names {
 		if _, err := all[name].Read(ctx, os.Getenv("CREDENTIALS_DIRECTORY")); err != nil {
-			a.say(fmt.Sprintf("cannot get %s from %s: %v", name, all[name], err), "")
+			a.Say(fmt.Sprintf("cannot get %s from %s: %v", name, all[name], err), "")
 			missing++
 		}
 	}

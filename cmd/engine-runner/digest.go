@@ -5,6 +5,7 @@ import (
 
 	"github.com/direct-oci/engine/capability/jsjson"
 	"github.com/direct-oci/engine/capability/workload"
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/engine"
 )
 
@@ -13,7 +14,7 @@ func (a *app) digestCommand() *cobra.Command {
 		Use:   "digest [JSON|@FILE|-]",
 		Short: "print the digest of a workload spec",
 		Long:  "digest prints the SHA-256 of the arguments of workload.execute, the same as a\nJavaScript program computes. Without an argument it reads stdin.",
-		Args:  between(0, 1),
+		Args:  cli.Between(0, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			arg := optional(args, 0)
 			if arg == "" {
@@ -32,9 +33,9 @@ func (a *app) digestCommand() *cobra.Command {
 				return engine.Refused("bad_arguments", "%w", err)
 			}
 			if a.json {
-				return a.printJSON(map[string]string{"digest": spec.Digest()})
+				return a.PrintJSON(map[string]string{"digest": spec.Digest()})
 			}
-			return a.print(spec.Digest() + "\n")
+			return a.Print(spec.Digest() + "\n")
 		},
 	}
 	cmd.Flags().BoolVar(&a.json, "json", false, "print JSON")

@@ -15,6 +15,7 @@ import (
 	"github.com/direct-oci/engine/capability/audit"
 	"github.com/direct-oci/engine/capability/review"
 	"github.com/direct-oci/engine/capability/signed"
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/cmd/engine-runner/config"
 	"github.com/direct-oci/engine/engine"
 )
@@ -27,7 +28,7 @@ func (a *app) verifyCommand() *cobra.Command {
 		Long: "verify checks that a receipt was signed by the runner whose public key it is given,\n" +
 			"and prints what it says. It needs nothing but the two. Without --key it takes this\n" +
 			"host's own.",
-		Args: between(1, 1),
+		Args: cli.Between(1, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			public, err := a.receiptPublicKey(key)
 			if err != nil {
@@ -38,9 +39,9 @@ func (a *app) verifyCommand() *cobra.Command {
 				return err
 			}
 			if a.json {
-				return a.printJSON(receipt)
+				return a.PrintJSON(receipt)
 			}
-			return a.print(describe(receipt))
+			return a.Print(describe(receipt))
 		},
 	}
 	cmd.Flags().StringVar(&key, "key", "", "`FILE` of the runner's public key, or the key itself in base64")
@@ -130,13 +131,13 @@ func (a *app) auditCommand() *cobra.Command {
 			"off is not to be seen in the log itself: keep the head that is printed, or give a\n" +
 			"receipt, whose line must be in the log.\n\n" +
 			"Exit status: 0 when the log holds, 1 when it does not.",
-		Args: between(0, 1),
+		Args: cli.Between(0, 1),
 		RunE: func(_ *cobra.Command, args []string) error { return a.verifyAudit(optional(args, 0), receipt, key) },
 	}
 	verify.Flags().StringVar(&receipt, "receipt", "", "`FILE` of a receipt whose line must be in the log")
 	verify.Flags().StringVar(&key, "key", "", "`FILE` of the runner's public key, for the receipt")
 	verify.Flags().BoolVar(&a.json, "json", false, "print JSON")
-	return group("audit", "the log of everything that was asked for, decided and done", verify)
+	return cli.Group("audit", "the log of everything that was asked for, decided and done", verify)
 }
 
 func (a *app) verifyAudit(path, receiptPath, key string) error {
@@ -172,10 +173,10 @@ func (a *app) verifyAudit(path, receiptPath, key string) error {
 	}
 	if why != "" {
 		a.status = statusFailed
-		a.say("the audit log="+path+" does not hold: "+why, "")
+		a.Say("the audit log="+path+" does not hold: "+why, "")
 	}
 	if a.json {
-		return a.printJSON(struct {
+		return a.PrintJSON(struct {
 			OK  bool   `json:"ok"`
 			Why string `json:"why"`
 			audit.Summary
@@ -184,5 +185,5 @@ func (a *app) verifyAudit(path, receiptPath, key string) error {
 	if why != "" {
 		return nil
 	}
-	return a.print(fmt.Sprintf("%d lines hold; head %d %s\n", summary.Lines, summary.Head.Seq, summary.Head.Hash))
+	return a.Print(fmt.Sprintf("%d lines hold; head %d %s\n", summary.Lines, summary.Head.Seq, summary.Head.Hash))
 }

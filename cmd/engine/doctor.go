@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/engine/doctor"
 )
@@ -21,7 +22,7 @@ func (a *app) doctorCommand() *cobra.Command {
 		Short: "check whether this host can run sandboxes, and how well it keeps them in",
 		Long: "doctor checks this host. Each check that is not ok comes with why it matters and the\n" +
 			"command that repairs it. It exits with 0 only if a run would work.",
-		Args: exactly(0),
+		Args: cli.Exactly(0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return a.doctor(cmd.Context(), try) },
 	}
 	cmd.Flags().BoolVar(&a.json, "json", false, "print the report as JSON")
@@ -50,9 +51,9 @@ func (a *app) doctor(ctx context.Context, try bool) error {
 		a.status = statusUnfit
 	}
 	if a.json {
-		return a.printJSON(report)
+		return a.PrintJSON(report)
 	}
-	return a.print(checkup(report))
+	return a.Print(checkup(report))
 }
 
 // checkup shows a report.
@@ -65,9 +66,9 @@ func checkup(r doctor.Report) string {
 	}
 	for _, f := range r.Checks {
 		count[f.Status]++
-		fmt.Fprintf(&b, "%-4s  %-*s  %s\n", f.Status, width, f.Name, escape(f.Found))
+		fmt.Fprintf(&b, "%-4s  %-*s  %s\n", f.Status, width, f.Name, cli.Escape(f.Found))
 		if f.Status != doctor.OK {
-			fmt.Fprintf(&b, "%*s  why: %s\n%*s  fix: %s\n", width+6, "", escape(f.Why), width+6, "", escape(f.Fix))
+			fmt.Fprintf(&b, "%*s  why: %s\n%*s  fix: %s\n", width+6, "", cli.Escape(f.Why), width+6, "", cli.Escape(f.Fix))
 		}
 	}
 	verdict := "a run would work"
@@ -118,7 +119,7 @@ func (a *app) tryRun(ctx context.Context, root, runtime string) doctor.Finding {
 	}
 	switch {
 	case err != nil:
-		e := asError(err)
+		e := cli.AsError(err)
 		f.Found, f.Fix = e.Message, e.Fix
 	case !res.OK:
 		message, fix := verdict(res, r.Limits)
@@ -130,7 +131,7 @@ func (a *app) tryRun(ctx context.Context, root, runtime string) doctor.Finding {
 	default:
 		f.Status, f.Found = doctor.OK, fmt.Sprintf("%.0f ms", res.Timing.TotalMs)
 		if err := a.remove(ctx, res.ID); err != nil {
-			f.Status, f.Found, f.Why = doctor.Warn, asError(err).Message, "the record of this run is left"
+			f.Status, f.Found, f.Why = doctor.Warn, cli.AsError(err).Message, "the record of this run is left"
 		}
 	}
 	if f.Fix == "" && f.Status != doctor.OK {

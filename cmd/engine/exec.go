@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/oci"
 )
@@ -23,7 +24,7 @@ func (a *app) execCommand() *cobra.Command {
 			"are those of engine run.",
 		Example:     "  engine exec --memory 64MiB ./bundle\n  engine exec --as-is --json ./bundle",
 		Annotations: map[string]string{printsResult: "yes"},
-		Args:        exactly(1),
+		Args:        cli.Exactly(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := a.readBundle(r, args[0], asIs); err != nil {
 				return err
@@ -62,7 +63,7 @@ func (a *app) readBundle(r *request, dir string, asIs bool) error {
 		for _, c := range changes {
 			fmt.Fprintf(&b, "\n  %s: %s instead of %s: %s", c.Field, orNothing(c.Now), orNothing(c.Was), c.Why)
 		}
-		a.say(b.String(), "")
+		a.Say(b.String(), "")
 	}
 	r.takeBundle(bundle)
 	return nil

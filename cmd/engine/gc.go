@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/engine"
 )
 
@@ -14,7 +15,7 @@ func (a *app) gcCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "gc",
 		Short: "reclaim what dead runs left on the host",
-		Args:  exactly(0),
+		Args:  cli.Exactly(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			actions, err := a.host.GC(cmd.Context(), dryRun)
 			if err != nil && len(actions) == 0 {
@@ -37,11 +38,11 @@ func (a *app) printActions(actions []engine.GCAction) error {
 		if actions == nil {
 			actions = []engine.GCAction{}
 		}
-		return a.printJSON(actions)
+		return a.PrintJSON(actions)
 	}
 	var b strings.Builder
 	for _, act := range actions {
-		fmt.Fprintf(&b, "%s  %s %s: %s\n", cell(act.ID), escape(act.Action), escape(act.Object), escape(act.Why))
+		fmt.Fprintf(&b, "%s  %s %s: %s\n", cell(act.ID), cli.Escape(act.Action), cli.Escape(act.Object), cli.Escape(act.Why))
 	}
-	return a.print(b.String())
+	return a.Print(b.String())
 }

@@ -9,13 +9,14 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/rootfs/image"
 	"github.com/direct-oci/engine/rootfs/image/job"
 )
 
 func (a *app) imageCommand() *cobra.Command {
-	return group("image", "keep the images that programs run in",
+	return cli.Group("image", "keep the images that programs run in",
 		a.imagePullCommand(), a.imageImportCommand(), a.imageListCommand(), a.imageInspectCommand(),
 		a.imageExportCommand(), a.imageRemoveCommand(), a.imagePruneCommand())
 }
@@ -34,7 +35,7 @@ func (a *app) imagePullCommand() *cobra.Command {
 			"Credentials come from docker's config.json, its helpers, or podman's auth.json;\n" +
 			"the proxy variables of the environment are followed.",
 		Example: "  engine image pull node:20\n  engine image pull registry.example:5000/team/app@sha256:... app",
-		Args:    between(1, 2),
+		Args:    cli.Between(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if j.Source = args[0]; len(args) == 2 {
 				j.Name = args[1]
@@ -60,7 +61,7 @@ func addPlatformFlag(cmd *cobra.Command, j *job.Job) {
 
 func (a *app) addImageOutputFlags(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&a.json, "json", false, "print the image as JSON")
-	cmd.Flags().BoolVar(&a.quiet, "quiet", false, "show no progress on a terminal")
+	cmd.Flags().BoolVar(&a.Quiet, "quiet", false, "show no progress on a terminal")
 }
 
 func (a *app) imageImportCommand() *cobra.Command {
@@ -73,7 +74,7 @@ func (a *app) imageImportCommand() *cobra.Command {
 			"wrote. SOURCE - is an archive on standard input.",
 		Example: "  engine image import /srv/debian debian\n  engine image import root.tar.zst team/node:20\n" +
 			"  docker save app | engine image import - app",
-		Args: exactly(2),
+		Args: cli.Exactly(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			j.Source, j.Name = args[0], args[1]
 			return a.takeImage(cmd, j)
@@ -94,9 +95,9 @@ func (a *app) takeImage(cmd *cobra.Command, j job.Job) error {
 	}
 	img := *answer.Image
 	if a.json {
-		return a.printJSON(img)
+		return a.PrintJSON(img)
 	}
-	return a.print(fmt.Sprintf("%s  %s  %s\n", img.Name, img.Digest, bytesOf(img.Size)))
+	return a.Print(fmt.Sprintf("%s  %s  %s\n", img.Name, img.Digest, bytesOf(img.Size)))
 }
 
 func (a *app) imageExportCommand() *cobra.Command {
@@ -107,7 +108,7 @@ func (a *app) imageExportCommand() *cobra.Command {
 		Long: "export writes an archive that is an OCI layout and one of docker save at once. It\n" +
 			"holds what the store keeps of the image, so its digest is not the one that was pulled.",
 		Example: "  engine image export node:20 -o node.tar\n  skopeo inspect oci-archive:node.tar",
-		Args:    exactly(1),
+		Args:    cli.Exactly(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if j.Name = args[0]; j.Output == "" {
 				return engine.Refused("bad_arguments", "cannot export to nowhere: want %s", cmd.UseLine())
@@ -117,9 +118,9 @@ func (a *app) imageExportCommand() *cobra.Command {
 				return err
 			}
 			if a.json {
-				return a.printJSON(map[string]string{"output": j.Output, "digest": answer.Digest})
+				return a.PrintJSON(map[string]string{"output": j.Output, "digest": answer.Digest})
 			}
-			return a.print(answer.Digest + "\n")
+			return a.Print(answer.Digest + "\n")
 		},
 	}
 	cmd.Flags().StringVarP(&j.Output, "output", "o", "", "`FILE` to write")
@@ -131,7 +132,7 @@ func (a *app) imageListCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ls",
 		Short: "list the images",
-		Args:  exactly(0),
+		Args:  cli.Exactly(0),
 		RunE: func(*cobra.Command, []string) error {
 			images, err := a.images().List()
 			if err != nil {
@@ -141,9 +142,9 @@ func (a *app) imageListCommand() *cobra.Command {
 				if images == nil {
 					images = []image.Image{}
 				}
-				return a.printJSON(images)
+				return a.PrintJSON(images)
 			}
-			return a.print(imageTable(images, time.Now()))
+			return a.Print(imageTable(images, time.Now()))
 		},
 	}
 	cmd.Flags().BoolVar(&a.json, "json", false, "print the images as one JSON array")
@@ -181,7 +182,7 @@ func (a *app) imageRemoveCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "rm NAME...",
 		Short: "delete images that no run uses",
-		Args:  atLeastOne,
+		Args:  cli.AtLeastOne,
 		RunE: func(_ *cobra.Command, args []string) error {
 			return a.each(args, func(name string) error {
 				_, err := a.images().Remove(name)
@@ -196,21 +197,21 @@ func (a *app) imagePruneCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "prune",
 		Short: "delete what no image needs any more, and what killed imports left",
-		Args:  exactly(0),
+		Args:  cli.Exactly(0),
 		RunE: func(*cobra.Command, []string) error {
 			freed, err := a.images().Prune(all)
 			if err != nil {
 				return imageError(err)
 			}
 			if a.json {
-				return a.printJSON(freed)
+				return a.PrintJSON(freed)
 			}
 			var b strings.Builder
 			for _, name := range freed.Names {
 				fmt.Fprintln(&b, name)
 			}
 			fmt.Fprintf(&b, "%d images, %d layers, %s\n", freed.Images, freed.Layers, bytesOf(freed.Bytes))
-			return a.print(b.String())
+			return a.Print(b.String())
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "also the images that have a name and that no run uses")
@@ -222,13 +223,13 @@ func (a *app) imageInspectCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "inspect NAME",
 		Short: "print what is known of an image, as JSON",
-		Args:  exactly(1),
+		Args:  cli.Exactly(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			img, err := a.images().Open(args[0])
 			if err != nil {
 				return imageError(err)
 			}
-			return a.printIndented(img)
+			return a.PrintIndented(img)
 		},
 	}
 }

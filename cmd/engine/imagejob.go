@@ -27,7 +27,7 @@ func (a *app) imageJob(ctx context.Context, j job.Job) (job.Answer, error) {
 	if err != nil {
 		return none, err
 	}
-	j.Store, j.Quiet = a.images().Dir, a.quiet
+	j.Store, j.Quiet = a.images().Dir, a.Quiet
 	text, err := json.Marshal(j)
 	if err != nil {
 		return none, engine.Failed("internal", "cannot encode the job: %w", err)

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/engine"
 )
 
@@ -14,7 +15,7 @@ func (a *app) killCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "kill ID...",
 		Short: "end runs, with reason cancelled",
-		Args:  atLeastOne,
+		Args:  cli.AtLeastOne,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.each(args, func(id string) error { return a.host.Kill(cmd.Context(), id) })
 		},
@@ -25,7 +26,7 @@ func (a *app) rmCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "rm ID...",
 		Short: "delete what is on record about runs that have ended",
-		Args:  atLeastOne,
+		Args:  cli.AtLeastOne,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.each(args, func(id string) error { return a.remove(cmd.Context(), id) })
 		},
@@ -65,12 +66,12 @@ func (a *app) remove(ctx context.Context, id string) error {
 func (a *app) each(names []string, do func(name string) error) error {
 	for _, name := range names {
 		if err := do(name); err != nil {
-			e := asError(err)
-			a.say(e.Message, e.Fix)
+			e := cli.AsError(err)
+			a.Say(e.Message, e.Fix)
 			a.status = statusRefused
 			continue
 		}
-		if err := a.print(name + "\n"); err != nil {
+		if err := a.Print(name + "\n"); err != nil {
 			return err
 		}
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/engine/journal"
 )
@@ -31,7 +32,7 @@ func (a *app) logsCommand() *cobra.Command {
 			"stderr. Of a stream that was longer than --output-limit that is its beginning and\n" +
 			"its last 64 KiB; the gap is told on stderr. On a terminal control characters are\n" +
 			"shown, not obeyed.",
-		Args: exactly(1),
+		Args: cli.Exactly(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.logs(cmd.Context(), l, args[0]) },
 	}
 	flags := cmd.Flags()
@@ -45,7 +46,7 @@ func (a *app) logsCommand() *cobra.Command {
 		return nil
 	}}, "stream", "stdout, stderr or both")
 	flags.BoolVar(&l.raw, "raw", false, "print control characters as they are, also on a terminal")
-	flags.BoolVar(&a.quiet, "quiet", false, "do not say what is missing")
+	flags.BoolVar(&a.Quiet, "quiet", false, "do not say what is missing")
 	return cmd
 }
 
@@ -101,8 +102,8 @@ func openOutput(ctx context.Context, path string, more func() bool) (*journal.Ou
 func (a *app) copyOutput(l logs, next func() (journal.OutputRecord, error)) error {
 	sinks := [2]sink{{file: a.stdout}, {file: a.stderr}}
 	for i := range sinks {
-		if !l.raw && isTerminal(sinks[i].file.Fd()) {
-			sinks[i].escaper = &escaper{}
+		if !l.raw && cli.IsTerminal(sinks[i].file.Fd()) {
+			sinks[i].escaper = &cli.Escaper{}
 		}
 	}
 	var dropped [2]int64
@@ -142,19 +143,19 @@ func (a *app) copyOutput(l logs, next func() (journal.OutputRecord, error)) erro
 func (a *app) sayGap(s journal.Stream, bytes int64, where string) {
 	if bytes > 0 {
 		name := map[journal.Stream]string{journal.Stdout: "stdout", journal.Stderr: "stderr"}[s]
-		a.say(fmt.Sprintf("%d bytes of %s were not kept %s", bytes, name, where), "")
+		a.Say(fmt.Sprintf("%d bytes of %s were not kept %s", bytes, name, where), "")
 	}
 }
 
 // sink is where one stream is printed, as it stands or escaped.
 type sink struct {
 	file    *os.File
-	escaper *escaper // nil: as it stands
+	escaper *cli.Escaper // nil: as it stands
 }
 
 func (s *sink) write(data []byte) error {
 	if s.escaper != nil {
-		data = []byte(s.escaper.add(data))
+		data = []byte(s.escaper.Add(data))
 	}
 	_, err := s.file.Write(data)
 	return err
@@ -164,6 +165,6 @@ func (s *sink) end() error {
 	if s.escaper == nil {
 		return nil
 	}
-	_, err := io.WriteString(s.file, s.escaper.end())
+	_, err := io.WriteString(s.file, s.escaper.End())
 	return err
 }

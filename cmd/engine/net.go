@@ -4,6 +4,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/netns"
 	"github.com/direct-oci/engine/netns/egress"
@@ -43,7 +44,7 @@ func addNetworkFlags(flags *pflag.FlagSet, policy *egress.Policy) {
 }
 
 func (a *app) netCommand() *cobra.Command {
-	return group("net", "explain and change what programs may reach", a.netExplainCommand(), a.netSetCommand())
+	return cli.Group("net", "explain and change what programs may reach", a.netExplainCommand(), a.netSetCommand())
 }
 
 func (a *app) netExplainCommand() *cobra.Command {
@@ -53,7 +54,7 @@ func (a *app) netExplainCommand() *cobra.Command {
 		Use:     "explain [flags]",
 		Short:   "say what a policy means, in words and as the kernel's rules",
 		Example: "  engine net explain --allow example.com --allow '*.example.org:443'\n  engine net explain --rules --allow-cidr 192.0.2.0/24:5432",
-		Args:    exactly(0),
+		Args:    cli.Exactly(0),
 		RunE: func(*cobra.Command, []string) error {
 			if err := policy.Validate(); err != nil {
 				return engine.Refused("bad_network", "%w", err)
@@ -66,7 +67,7 @@ func (a *app) netExplainCommand() *cobra.Command {
 				}
 				text += "\n" + nft
 			}
-			return a.print(text)
+			return a.Print(text)
 		},
 	}
 	addNetworkFlags(cmd.Flags(), &policy)
@@ -82,7 +83,7 @@ func (a *app) netSetCommand() *cobra.Command {
 		Long: "set replaces the whole policy of a run that was started with one. What the new\n" +
 			"policy forbids is closed before set returns; what it grants works from then on.",
 		Example: "  engine net set --allow example.com k3v9\n  engine net set k3v9    (nothing at all)",
-		Args:    exactly(1),
+		Args:    cli.Exactly(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.host.SetEgress(cmd.Context(), args[0], policy)
 		},

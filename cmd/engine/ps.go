@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/engine"
 )
 
@@ -16,7 +17,7 @@ func (a *app) psCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "ps",
 		Short: "list the runs on record, the newest first",
-		Args:  exactly(0),
+		Args:  cli.Exactly(0),
 		RunE: func(*cobra.Command, []string) error {
 			records, err := a.host.List()
 			if err != nil {
@@ -26,14 +27,14 @@ func (a *app) psCommand() *cobra.Command {
 				if records == nil {
 					records = []engine.Record{}
 				}
-				return a.printJSON(records)
+				return a.PrintJSON(records)
 			}
-			if err := a.print(table(records, time.Now())); err != nil {
+			if err := a.Print(table(records, time.Now())); err != nil {
 				return err
 			}
 			for _, r := range records {
 				for _, p := range r.Problems {
-					a.say(p, "see engine inspect "+r.ID)
+					a.Say(p, "see engine inspect "+r.ID)
 				}
 			}
 			return nil
@@ -130,7 +131,7 @@ func cell(text string) string {
 	if text == "" {
 		return "-"
 	}
-	text = strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(escape(text))
+	text = strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(cli.Escape(text))
 	if utf8.RuneCountInString(text) > maxCell {
 		text = string([]rune(text)[:maxCell-1]) + "…"
 	}

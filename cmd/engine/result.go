@@ -12,18 +12,18 @@ import (
 func (a *app) report(res engine.Result, limits engine.Limits) error {
 	a.status = engine.ExitStatus(res)
 	if len(res.Unenforced) > 0 {
-		a.say("not enforced on this host: "+strings.Join(res.Unenforced, ", "), "")
+		a.Say("not enforced on this host: "+strings.Join(res.Unenforced, ", "), "")
 	}
 	message, fix := verdict(res, limits)
 	switch {
 	case res.Error != nil:
 		a.complain(message, fix)
 	case message != "":
-		a.say(message, fix)
+		a.Say(message, fix)
 	}
 	if a.json {
 		a.host.FillOutput(&res)
-		return a.printJSON(res)
+		return a.PrintJSON(res)
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ func (a *app) addStartFlags(cmd *cobra.Command) {
 // addOutputFlags defines --json and --quiet of a command that ends in a result.
 func (a *app) addOutputFlags(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&a.json, "json", false, "print one JSON result instead of the program's output")
-	cmd.Flags().BoolVar(&a.quiet, "quiet", false, "print nothing of the engine's own on stderr")
+	cmd.Flags().BoolVar(&a.Quiet, "quiet", false, "print nothing of the engine's own on stderr")
 }
 
 // run starts the request and follows it to its end.
@@ -109,9 +109,9 @@ func (a *app) run(ctx context.Context, r *request) error {
 // printStarted tells the id of a run that is left to itself.
 func (a *app) printStarted(id string) error {
 	if !a.json {
-		return a.print(id + "\n")
+		return a.Print(id + "\n")
 	}
-	return a.printJSON(struct {
+	return a.PrintJSON(struct {
 		ID string `json:"id"`
 	}{id})
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -20,29 +21,63 @@ type value struct {
 	set func(text string) error
 }
 
-func (v *value) Set(text string) error { return v.set(text) }
-func (v *value) String() string        { return v.def }
-func (v *value) Type() string          { return v.typ }
+func (v *value) String() string { return v.def }
+func (v *value) Type() string   { return v.typ }
+
+// Set takes the text. A flag whose value was forgotten gets the next argument for one,
+// which is told where that is what it looks like.
+func (v *value) Set(text string) error {
+	err := v.set(text)
+	var e *engine.Error
+	if errors.As(err, &e) && e.Fix == "" && strings.HasPrefix(text, "--") {
+		e.Fix = "give the flag a value before " + text
+	}
+	return err
+}
 
 // sizeFlag defines a flag of a number of bytes. Its default is the value of p,
 // shown as def.
 func sizeFlag(flags *pflag.FlagSet, p *int64, name, def, usage string) {
 	flags.Var(&value{typ: "SIZE", def: def, set: func(text string) error {
-		n, err := oci.ParseSize(text)
+		n, err := parseSize(name, text)
 		if err != nil {
-			return engine.Refused("bad_limit", "cannot accept --%s: %w", name, err)
+			return err
 		}
 		*p = n
 		return nil
 	}}, name, usage)
 }
 
+// roomFlag defines a flag of the size of a directory, whose zero is the default.
+func roomFlag(flags *pflag.FlagSet, p *int64, name, usage string) {
+	flags.Var(&value{typ: "SIZE", set: func(text string) error {
+		n, err := parseSize(name, text)
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return engine.Refused("bad_limit", "cannot accept --%s=%q: want 4KiB or more", name, text).
+				WithFix("leave the flag out for the default")
+		}
+		*p = n
+		return nil
+	}}, name, usage)
+}
+
+func parseSize(name, text string) (int64, error) {
+	n, err := oci.ParseSize(text)
+	if err != nil {
+		return 0, engine.Refused("bad_limit", "cannot accept --%s=%.40q: %w", name, text, err)
+	}
+	return n, nil
+}
+
 // minimumFlag defines a flag of a minimum of engine.Host, whose zero is the default.
 func minimumFlag(flags *pflag.FlagSet, p *int64, name, usage string) {
 	flags.Var(&value{typ: "SIZE", def: "64MiB", set: func(text string) error {
-		n, err := oci.ParseSize(text)
+		n, err := parseSize(name, text)
 		if err != nil {
-			return engine.Refused("bad_limit", "cannot accept --%s: %w", name, err)
+			return err
 		}
 		if *p = n; n == 0 {
 			*p = -1

@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/engine"
 )
 
@@ -13,16 +14,16 @@ func (a *app) versionCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "version",
 		Short: "print the version",
-		Args:  exactly(0),
+		Args:  cli.Exactly(0),
 		RunE: func(*cobra.Command, []string) error {
 			if a.json {
-				return a.printJSON(struct {
+				return a.PrintJSON(struct {
 					Version string `json:"version"`
 					Go      string `json:"go"`
 					Arch    string `json:"arch"`
 				}{engine.Version, runtime.Version(), runtime.GOARCH})
 			}
-			return a.print(fmt.Sprintf("engine %s %s linux/%s\n", engine.Version, runtime.Version(), runtime.GOARCH))
+			return a.Print(fmt.Sprintf("engine %s %s linux/%s\n", engine.Version, runtime.Version(), runtime.GOARCH))
 		},
 	}
 	cmd.Flags().BoolVar(&a.json, "json", false, "print JSON")

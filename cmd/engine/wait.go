@@ -2,6 +2,8 @@ package main
 
 import (
 	"github.com/spf13/cobra"
+
+	"github.com/direct-oci/engine/cmd/cli"
 )
 
 func (a *app) waitCommand() *cobra.Command {
@@ -9,7 +11,7 @@ func (a *app) waitCommand() *cobra.Command {
 		Use:         "wait [flags] ID",
 		Short:       "wait for a run to end, and exit as engine run would have",
 		Annotations: map[string]string{printsResult: "yes"},
-		Args:        exactly(1),
+		Args:        cli.Exactly(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			record, err := a.host.Await(cmd.Context(), args[0])
 			if err != nil {
@@ -19,6 +21,6 @@ func (a *app) waitCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&a.json, "json", false, "print the JSON result")
-	cmd.Flags().BoolVar(&a.quiet, "quiet", false, "print nothing of the engine's own on stderr")
+	cmd.Flags().BoolVar(&a.Quiet, "quiet", false, "print nothing of the engine's own on stderr")
 	return cmd
 }

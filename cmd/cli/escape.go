@@ -1,4 +1,4 @@
-package main
+package cli
 
 import (
 	"fmt"
@@ -9,19 +9,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isTerminal says whether what is written to fd is shown to a person.
-func isTerminal(fd uintptr) bool {
+// IsTerminal says whether what is written to fd is shown to a person.
+func IsTerminal(fd uintptr) bool {
 	_, err := unix.IoctlGetTermios(int(fd), unix.TCGETS)
 	return err == nil
 }
 
-// escape makes text that a program chose harmless to show on a terminal.
-func escape(text string) string {
-	var e escaper
-	return e.add([]byte(text)) + e.end()
+// Escape makes text that a program chose harmless to show on a terminal.
+func Escape(text string) string {
+	var e Escaper
+	return e.Add([]byte(text)) + e.End()
 }
 
-// escaper makes what a program wrote harmless to show on a terminal, as it
+// Escaper makes what a program wrote harmless to show on a terminal, as it
 // comes in pieces. A terminal obeys control characters: they hide text, rename
 // the window, write to the clipboard, answer as if typed. The engine shows them
 // instead, as Go would write them; newline and tab stay.
@@ -29,12 +29,12 @@ func escape(text string) string {
 // SECURITY: no byte of a program's output can steer the terminal of who reads it.
 // Holds because: only printable characters, newline and tab pass unchanged.
 // Not covered: characters that merely look like others. Checked by: TestEscape.
-type escaper struct {
+type Escaper struct {
 	rest []byte // beginning of a character that is not whole yet
 }
 
-// add returns what can be shown of the output so far.
-func (e *escaper) add(data []byte) string {
+// Add returns what can be shown of the output so far.
+func (e *Escaper) Add(data []byte) string {
 	data = append(e.rest, data...)
 	var b strings.Builder
 	b.Grow(len(data))
@@ -51,8 +51,8 @@ func (e *escaper) add(data []byte) string {
 	return b.String()
 }
 
-// end returns what is left of a character that never became whole.
-func (e *escaper) end() string {
+// End returns what is left of a character that never became whole.
+func (e *Escaper) End() string {
 	var b strings.Builder
 	for _, c := range e.rest {
 		fmt.Fprintf(&b, `\x%02x`, c)
