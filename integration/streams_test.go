@@ -2,12 +2,14 @@ package integration
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"hash/fnv"
 	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -209,6 +211,51 @@ func TestOrderOfStreams(t *testing.T) {
 			t.Errorf("%s\nwant stderr alone, %q", only, r.Stderr)
 		}
 	})
+}
+
+// TestLogsGoOn proves that output can be taken up behind any piece of it, and nowhere
+// else.
+func TestLogsGoOn(t *testing.T) {
+	begin(t)
+	r := run(t, "embedded", nil, "/bin/sh", "-c", "for i in 1 2 3 4 5; do echo out $i; /probe nap 30; echo err $i >&2; /probe nap 30; done")
+	r.want(t, "exited", 0)
+	type piece struct {
+		Stream string
+		Data   []byte
+		Offset int64
+	}
+	pieces := func(args ...string) (list []piece) {
+		t.Helper()
+		got := testenv.Exec(t, append([]string{"logs", "--json"}, append(args, r.ID)...)...)
+		if got.Status != 0 {
+			t.Fatal(got)
+		}
+		for line := range strings.Lines(got.Stdout) {
+			var p piece
+			if err := json.Unmarshal([]byte(line), &p); err != nil {
+				t.Fatalf("line %q: %v", line, err)
+			}
+			list = append(list, p)
+		}
+		return list
+	}
+	all := pieces()
+	var text [2]string
+	for i, p := range all {
+		text[map[string]int{"stdout": 0, "stderr": 1}[p.Stream]] += string(p.Data)
+		rest := pieces("--offset", strconv.FormatInt(p.Offset, 10))
+		if len(rest) != len(all)-i-1 || (len(rest) > 0 && string(rest[0].Data) != string(all[i+1].Data)) {
+			t.Errorf("behind piece %d of %d there are %d, starting with %+v", i+1, len(all), len(rest), rest)
+		}
+	}
+	if text != [2]string{r.Stdout, r.Stderr} || len(all) < 5 {
+		t.Errorf("%d pieces hold %q, want %q and %q", len(all), text, r.Stdout, r.Stderr)
+	}
+	for _, offset := range []string{"-1", "17", "x"} {
+		if got := testenv.Exec(t, "logs", "--offset", offset, r.ID); got.Status != 125 || !strings.Contains(got.Stderr, "--offset") {
+			t.Errorf("--offset %s: %s", offset, got)
+		}
+	}
 }
 
 // TestLogsFollow proves that logs -f shows what a run has written so far, and what it

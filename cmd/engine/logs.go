@@ -21,6 +21,7 @@ type logs struct {
 	follow  bool
 	raw     bool
 	streams [2]bool // stdout, stderr
+	offset  int64
 }
 
 func (a *app) logsCommand() *cobra.Command {
@@ -31,7 +32,11 @@ func (a *app) logsCommand() *cobra.Command {
 		Long: "logs prints the output on record: the program's stdout on stdout, its stderr on\n" +
 			"stderr. Of a stream that was longer than --output-limit that is its beginning and\n" +
 			"its last 64 KiB; the gap is told on stderr. On a terminal control characters are\n" +
-			"shown, not obeyed.",
+			"shown, not obeyed.\n" +
+			"\n" +
+			"With --json each piece is one line: {\"stream\",\"sequence\",\"time\",\"data\",\"dropped\",\n" +
+			"\"offset\"}. Data is base64, dropped counts bytes that were not kept, and offset is what\n" +
+			"--offset takes to go on behind this piece, also after the run or this program was killed.",
 		Args: cli.Exactly(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.logs(cmd.Context(), l, args[0]) },
 	}
@@ -46,11 +51,16 @@ func (a *app) logsCommand() *cobra.Command {
 		return nil
 	}}, "stream", "stdout, stderr or both")
 	flags.BoolVar(&l.raw, "raw", false, "print control characters as they are, also on a terminal")
+	flags.BoolVar(&a.json, "json", false, "print each piece as a line of JSON")
+	flags.Int64Var(&l.offset, "offset", 0, "go on behind the piece that --json printed this offset with")
 	flags.BoolVar(&a.Quiet, "quiet", false, "do not say what is missing")
 	return cmd
 }
 
 func (a *app) logs(ctx context.Context, l logs, id string) error {
+	if l.offset < 0 {
+		return engine.Refused("bad_flag", "cannot accept --offset=%d: want 0 or an offset that --json printed", l.offset)
+	}
 	record, err := a.host.Load(id)
 	if err != nil {
 		return err
@@ -59,29 +69,75 @@ func (a *app) logs(ctx context.Context, l logs, id string) error {
 		ok, err := journal.Alive(a.host.StateDir, record.ID)
 		return err == nil && ok
 	}
-	r, err := openOutput(ctx, a.host.OutputPath(record.ID), func() bool { return l.follow && alive() })
+	r, err := openOutput(ctx, a.host.OutputPath(record.ID), l.offset, func() bool { return l.follow && alive() })
 	if err != nil || r == nil {
 		return err
 	}
-	err = a.copyOutput(l, func() (journal.OutputRecord, error) {
-		if l.follow {
-			return r.Follow(ctx, alive)
-		}
-		return r.Next()
-	})
-	if err = errors.Join(err, r.Close()); err != nil {
+	next := r.Next
+	if l.follow {
+		next = func() (journal.OutputRecord, error) { return r.Follow(ctx, alive) }
+	}
+	if a.json {
+		err = a.printPieces(l, next, r.Offset)
+	} else {
+		err = a.copyOutput(l, next)
+	}
+	err = errors.Join(err, r.Close())
+	var corrupt *journal.CorruptError
+	if l.offset > 0 && errors.As(err, &corrupt) {
+		return engine.Refused("bad_flag", "cannot read the output of run=%s from --offset=%d: %w", record.ID, l.offset, err).
+			WithFix("use an offset that --json printed for this run")
+	}
+	if err != nil {
 		return engine.Failed("no_record", "%w", err)
 	}
 	return nil
 }
 
+// piece is one record of output as --json prints it.
+type piece struct {
+	Stream   string    `json:"stream"`
+	Sequence uint64    `json:"sequence"` // over both streams; 0 where bytes are missing
+	Time     time.Time `json:"time"`
+	Data     []byte    `json:"data"`
+	Dropped  int64     `json:"dropped"`
+	Offset   int64     `json:"offset"`
+}
+
+// printPieces prints records as they stand until next returns io.EOF.
+func (a *app) printPieces(l logs, next func() (journal.OutputRecord, error), offset func() int64) error {
+	for {
+		rec, err := next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if rec.Kind == journal.KindEnd || !l.streams[rec.Stream-1] {
+			continue
+		}
+		p := piece{streamName(rec.Stream), rec.Sequence, rec.Time.UTC(), rec.Data, rec.Dropped, offset()}
+		if err := a.PrintJSON(p); err != nil {
+			return err
+		}
+	}
+}
+
+func streamName(s journal.Stream) string {
+	if s == journal.Stderr {
+		return "stderr"
+	}
+	return "stdout"
+}
+
 // openOutput opens the output record, waiting for it to be made as long as more
 // says that it may be. A run that never wrote has none: nil.
-func openOutput(ctx context.Context, path string, more func() bool) (*journal.OutputReader, error) {
+func openOutput(ctx context.Context, path string, offset int64, more func() bool) (*journal.OutputReader, error) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for last := !more(); ; last = !more() {
-		r, err := journal.OpenOutput(path)
+		r, err := journal.OpenOutputAt(path, offset)
 		switch {
 		case err == nil:
 			return r, nil
@@ -142,8 +198,7 @@ func (a *app) copyOutput(l logs, next func() (journal.OutputRecord, error)) erro
 // has nothing but what the program wrote.
 func (a *app) sayGap(s journal.Stream, bytes int64, where string) {
 	if bytes > 0 {
-		name := map[journal.Stream]string{journal.Stdout: "stdout", journal.Stderr: "stderr"}[s]
-		a.Say(fmt.Sprintf("%d bytes of %s were not kept %s", bytes, name, where), "")
+		a.Say(fmt.Sprintf("%d bytes of %s were not kept %s", bytes, streamName(s), where), "")
 	}
 }
 

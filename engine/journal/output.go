@@ -34,6 +34,9 @@ const (
 	// maxData bounds one record, and so the memory of a reader.
 	maxData = 1 << 20
 
+	// syncEvery is how much of its last output a run can lose to a power cut.
+	syncEvery = time.Second
+
 	// tailSize is what is kept of the end of a stream, beside the limit for its
 	// beginning: a program tells its troubles last.
 	tailSize = 64 << 10
@@ -72,7 +75,7 @@ func (t Totals) Truncated() bool { return t.Written > t.Kept }
 // to a limit, past that a count, and at the end the last 64 KiB, or less if the
 // limit is less. Append may be called by two goroutines, one
 // for each stream. Its file stays readable whatever happens, up to the last
-// record written whole.
+// record written whole, and what was appended reaches the disk within about a second.
 type OutputWriter struct {
 	keep    int64
 	streams [2]outputStream
@@ -82,6 +85,8 @@ type OutputWriter struct {
 	off  int64  // where the next record goes
 	seq  uint64 // of the last data record
 	err  error  // first failure; from then on everything is dropped
+	due  bool   // sync will be called
+	lost error  // what sync failed with; Close tells
 }
 
 type outputStream struct {
@@ -174,6 +179,10 @@ func (w *OutputWriter) Append(s Stream, data []byte) error {
 		}
 		st.kept += int64(len(chunk))
 	}
+	if !w.due {
+		w.due = true
+		time.AfterFunc(syncEvery, w.sync)
+	}
 	if dropped := int64(len(data)) - room; dropped > 0 {
 		st.full.Store(true)
 		st.tail.add(data[len(data)-int(dropped):], w.tailSize())
@@ -182,6 +191,24 @@ func (w *OutputWriter) Append(s Stream, data []byte) error {
 		}
 	}
 	return nil
+}
+
+// sync brings what was recorded to the disk, beside those who record: a disk that is
+// slow to take it does not hold up the program.
+func (w *OutputWriter) sync() {
+	w.mu.Lock()
+	w.due = false
+	file := w.file
+	w.mu.Unlock()
+	if file == nil {
+		return // closed, and its last sync was Close's to do
+	}
+	err := file.Sync()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil && w.file != nil && w.err == nil {
+		w.lost = w.fail(err)
+	}
 }
 
 func (w *OutputWriter) tailSize() int { return int(min(w.keep, tailSize)) }
@@ -199,7 +226,7 @@ func (w *OutputWriter) Close(sync bool) error {
 	if w.file == nil {
 		return nil
 	}
-	err := w.finish()
+	err := errors.Join(w.lost, w.finish())
 	if err == nil && sync {
 		err = unix.Fdatasync(int(w.file.Fd()))
 	}

@@ -12,8 +12,11 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
 )
 
 func newOutput(t testing.TB, keep int64) (*OutputWriter, string) {
@@ -525,4 +528,45 @@ func BenchmarkAppend(b *testing.B) {
 			})
 		}
 	}
+}
+
+// TestOutputReachesTheDisk checks that output is synced while a run goes on, that a
+// program which writes all the time is not synced all the time, and that a sync which
+// fails is told.
+func TestOutputReachesTheDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, err := CreateOutput(filepath.Join(t.TempDir(), "output.log"), 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 50 {
+			if err := w.Append(Stdout, []byte("x")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if !w.due {
+			t.Error("no sync is due after output")
+		}
+		time.Sleep(syncEvery + time.Millisecond)
+		synctest.Wait()
+		if w.due {
+			t.Error("the sync that was due did not come")
+		}
+		if err := w.Append(Stderr, []byte("y")); err != nil || !w.due {
+			t.Errorf("after a sync: %v, due %v, want another one to be due", err, w.due)
+		}
+		// A pipe cannot be synced, as a broken disk cannot.
+		file := w.file
+		_, pipe, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.file = pipe
+		time.Sleep(syncEvery + time.Millisecond)
+		synctest.Wait()
+		w.file = file
+		if err := w.Close(true); !errors.Is(err, unix.EINVAL) {
+			t.Errorf("Close after a sync that failed: %v, want its error", err)
+		}
+	})
 }

@@ -48,12 +48,16 @@ type OutputReader struct {
 }
 
 // OpenOutput opens the output record at path from its beginning.
-func OpenOutput(path string) (*OutputReader, error) {
+func OpenOutput(path string) (*OutputReader, error) { return OpenOutputAt(path, 0) }
+
+// OpenOutputAt opens the output record at path from offset, which is 0 or what Offset
+// returned. Any other place is found out when it is read.
+func OpenOutputAt(path string, offset int64) (*OutputReader, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("cannot read output: %w", err)
 	}
-	r := NewOutputReader(f, 0)
+	r := NewOutputReader(f, offset)
 	r.closer = f
 	return r, nil
 }
