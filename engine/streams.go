@@ -47,7 +47,8 @@ type pump struct {
 	free    chan []byte
 	late    [][]byte      // read after the sandbox had died; read after queue is closed
 	done    chan struct{} // everything was read
-	flushed chan struct{} // everything was passed on
+	flushed chan struct{} // everything was passed on, as far as the caller took it
+	unsent  error         // why it took no more, unless it just stopped reading; read after flushed
 }
 
 const pumpBuffers = 3
@@ -153,10 +154,17 @@ func (o *outputs) count(p *pump, n int64) {
 func (o *outputs) forward(p *pump) {
 	defer close(p.flushed)
 	gone := false
+	send := func(chunk []byte) {
+		err := writeAll(p.sink, chunk)
+		if gone = err != nil; gone && err != unix.EPIPE {
+			p.unsent = err
+		}
+	}
 	for chunk := range p.queue {
-		if !gone && writeAll(p.sink, chunk) != nil {
-			gone = true
-			go o.refuse(p)
+		if !gone {
+			if send(chunk); gone {
+				go o.refuse(p)
+			}
 		}
 		select {
 		case p.free <- chunk[:0:cap(chunk)]:
@@ -164,7 +172,9 @@ func (o *outputs) forward(p *pump) {
 		}
 	}
 	for _, chunk := range p.late {
-		gone = gone || writeAll(p.sink, chunk) != nil
+		if !gone {
+			send(chunk)
+		}
 	}
 }
 
@@ -225,6 +235,20 @@ func (o *outputs) failure() error {
 		select {
 		case <-p.done:
 			errs = append(errs, p.failed)
+		default:
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// unsent is why the caller lacks output that it would have read, of the streams that
+// were passed on to their end: its disk is full, for one.
+func (o *outputs) unsent() error {
+	var errs []error
+	for _, p := range o.pumps {
+		select {
+		case <-p.flushed:
+			errs = append(errs, p.unsent)
 		default:
 		}
 	}

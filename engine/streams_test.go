@@ -2,11 +2,14 @@ package engine
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/direct-oci/engine/engine/journal"
 )
@@ -157,6 +160,36 @@ func TestProgramLearnsThatItsReaderLeft(t *testing.T) {
 	}
 	o.closeWriters()
 	o.drain(time.Second)
+}
+
+// A caller whose disk is full lacks what the program wrote, and is told so. One that
+// stopped reading is not: that is how "engine run yes | head" ends.
+func TestUnsentOutputIsToldWithItsCause(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	r, left := pipe(t)
+	r.Close()
+	for name, tt := range map[string]struct {
+		sink *os.File
+		want error
+	}{"a full disk": {full, unix.ENOSPC}, "a reader that left": {left, nil}} {
+		t.Run(name, func(t *testing.T) {
+			o, _ := testOutputs(t, 0, tt.sink, devNull(t))
+			o.start()
+			if _, err := o.pumps[0].write.Write([]byte("lost")); err != nil {
+				t.Fatal(err)
+			}
+			o.closeWriters()
+			o.drain(5 * time.Second)
+			o.flush(nil, time.After(5*time.Second))
+			if got := o.unsent(); !errors.Is(got, tt.want) || (got == nil) != (tt.want == nil) {
+				t.Errorf("unsent() = %v, want %v", got, tt.want)
+			}
+		})
+	}
 }
 
 func TestOutputOverTheLimitIsNoticedOnce(t *testing.T) {

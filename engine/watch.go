@@ -72,10 +72,14 @@ func (sb *sandbox) writeResult(usage cgroups.Usage) (Result, error) {
 // is there, or why it is not.
 func (sb *sandbox) report(c *caller, failed error) {
 	defer sb.clock.phase("report")()
+	var err *Error
 	if sb.outputs != nil {
 		sb.outputs.flush(c.gone, sb.patience())
+		if cause := sb.outputs.unsent(); cause != nil {
+			err = Failed("no_output", "cannot pass on the output of run=%s: %w", sb.Request.ID, cause).
+				WithFix("read it from the record with engine logs " + sb.Request.ID)
+		}
 	}
-	var err *Error
 	if failed != nil {
 		err = Failed("no_record", "cannot record the result of run=%s: %w", sb.Request.ID, failed).
 			WithFix("free some space; engine gc then records that the run was lost")

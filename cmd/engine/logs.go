@@ -181,12 +181,12 @@ func (a *app) copyOutput(l logs, next func() (journal.OutputRecord, error)) erro
 			dropped[rec.Stream-1] = 0
 		}
 		if err := sinks[rec.Stream-1].write(rec.Data); err != nil {
-			return fmt.Errorf("cannot print the output: %w", err)
+			return engine.Failed("no_output", "cannot print the output: %w", err)
 		}
 	}
 	for i := range sinks {
 		if err := sinks[i].end(); err != nil {
-			return fmt.Errorf("cannot print the output: %w", err)
+			return engine.Failed("no_output", "cannot print the output: %w", err)
 		}
 	}
 	a.sayGap(journal.Stdout, dropped[0], "at its end")
