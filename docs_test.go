@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/netns"
@@ -535,5 +536,30 @@ func TestDecisionsHaveTheirForm(t *testing.T) {
 			}
 			at = next
 		}
+	}
+}
+
+// TestCuresAreWrittenAlike wants the cure of every error in one form: an imperative
+// sentence in lower case without a full stop, as it follows "fix: ".
+func TestCuresAreWrittenAlike(t *testing.T) {
+	cure := regexp.MustCompile(`\b(?:Fix: |Fix = |fix = |WithFix\(|Remedy\(\) string \{ return )"((?:[^"\\]|\\.)*)"( \+)?`)
+	found := 0
+	sources(t, func(path string) {
+		if strings.HasSuffix(path, "_test.go") {
+			return
+		}
+		for _, m := range cure.FindAllStringSubmatch(text(t, path), -1) {
+			fix := m[1]
+			if fix == "" {
+				continue
+			}
+			found++
+			if unicode.IsUpper(rune(fix[0])) || m[2] == "" && strings.HasSuffix(fix, ".") {
+				t.Errorf("%s has the cure %q: begin it in lower case and end it without a full stop", path, fix)
+			}
+		}
+	}, ".go")
+	if found < 50 {
+		t.Errorf("only %d cures were found: the search is wrong", found)
 	}
 }

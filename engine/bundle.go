@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -56,7 +57,11 @@ func (h Host) Bundle(ctx context.Context, req Request, dir string) error {
 	}
 	// Users of the sandbox's own block must be able to pass through.
 	if err := os.Mkdir(dir, 0o711); err != nil {
-		return Refused("bad_bundle", "cannot make bundle=%s: %w", dir, err).WithFix("name a directory that does not exist yet")
+		fix := "name a directory that does not exist yet"
+		if errors.Is(err, fs.ErrNotExist) {
+			fix = "make the directory above it first"
+		}
+		return Refused("bad_bundle", "cannot make bundle=%s: %w", dir, err).WithFix(fix)
 	}
 	if err := copyMerged(ctx, layer, img.lowers, dir); err != nil {
 		return Failed("no_bundle", "cannot copy the root into bundle=%s: %w", dir, err)

@@ -73,10 +73,12 @@ func openImage(h Host, req Request) (imageRoot, error) {
 	if req.Rootfs != "" {
 		info, err := os.Stat(req.Rootfs)
 		if err != nil {
-			return imageRoot{}, Refused("bad_root", "cannot use rootfs=%s: %w", req.Rootfs, err)
+			return imageRoot{}, Refused("bad_root", "cannot use rootfs=%s: %w", req.Rootfs, err).
+				WithFix("name the directory that holds the root file system, with its /bin and /etc")
 		}
 		if !info.IsDir() {
-			return imageRoot{}, Refused("bad_root", "cannot use rootfs=%s: it is not a directory", req.Rootfs)
+			return imageRoot{}, Refused("bad_root", "cannot use rootfs=%s: it is not a directory", req.Rootfs).
+				WithFix("make an image of an archive with engine image import, and run that with --image")
 		}
 		return imageRoot{info: ImageInfo{Ref: req.Rootfs}, lowers: []string{req.Rootfs}}, nil
 	}

@@ -76,7 +76,8 @@ func (p *plan) limit(hierarchy cgroups.Hierarchy, req Request, record *journal.R
 	}
 	names := strings.Join(unenforced, ",")
 	if missing := hierarchy.Unsupported(unenforced[0]); missing != nil {
-		return Failed("no_limit", "cannot enforce limit=%s: %w", names, missing)
+		e := Failed("no_limit", "cannot enforce limit=%s: %w", names, missing)
+		return e.WithFix(e.Fix + "; or run without it by --best-effort-limits, to try things out")
 	}
 	return Failed("no_limit", "cannot enforce limit=%s: its controller was missing a moment ago", names).WithFix("try again")
 }

@@ -204,7 +204,7 @@ func (sb *sandbox) commandError(f initwire.Frame) error {
 		return Refused("command_not_found", "cannot run command=%q: %w in the image", name, f.Errno).
 			WithFix("check the name and the image; a script also needs the interpreter in its first line")
 	case f.Stage == initwire.StageExec:
-		fix := "make it executable, built for this machine's architecture"
+		fix := "make it executable for everybody (chmod a+rx), built for this machine's architecture"
 		if f.Errno == syscall.E2BIG {
 			fix = "pass less in arguments and environment: the kernel takes 128 KiB in one string"
 		}

@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"syscall"
 
@@ -96,10 +98,10 @@ func ReadBundle(dir string, asIs bool) (Bundle, []Change, error) {
 func readConfig(dir string) ([]byte, error) {
 	f, err := os.OpenFile(filepath.Join(dir, configName), os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, &BundleError{configName, dir, "there is no config.json in this folder", "Name the folder that holds config.json and the root file system."}
+		return nil, &BundleError{configName, dir, "there is no config.json in this folder", "name the folder that holds config.json and the root file system"}
 	}
 	if errors.Is(err, syscall.ELOOP) {
-		return nil, &BundleError{configName, dir, "a symbolic link", "Make config.json a regular file."}
+		return nil, &BundleError{configName, dir, "a symbolic link", "make config.json a regular file"}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cannot read bundle=%s: %w", dir, err)
@@ -110,14 +112,14 @@ func readConfig(dir string) ([]byte, error) {
 		return nil, fmt.Errorf("cannot read bundle=%s: %w", dir, err)
 	}
 	if !info.Mode().IsRegular() {
-		return nil, &BundleError{configName, info.Mode().String(), "not a regular file", "Make config.json a regular file."}
+		return nil, &BundleError{configName, info.Mode().String(), "not a regular file", "make config.json a regular file"}
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
 	if err != nil {
 		return nil, fmt.Errorf("cannot read bundle=%s: %w", dir, err)
 	}
 	if len(data) > maxConfig {
-		return nil, &BundleError{configName, fmt.Sprintf("%d bytes", info.Size()), "longer than 4 MiB", "Shorten config.json."}
+		return nil, &BundleError{configName, fmt.Sprintf("%d bytes", info.Size()), "longer than 4 MiB", "shorten config.json"}
 	}
 	return data, nil
 }
@@ -129,12 +131,45 @@ func parse(data []byte) (*specs.Spec, error) {
 	err := json.Unmarshal(data, &spec)
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {
-		return nil, &BundleError{orConfig(wrong.Field), wrong.Value, "not of the type that the runtime-spec gives it", "Write a " + wrong.Type.String() + " there."}
+		return nil, &BundleError{orConfig(wrong.Field), wrong.Value, "not of the type that the runtime-spec gives it", "write " + jsonType(wrong.Type) + " there"}
+	}
+	var syntax *json.SyntaxError
+	if errors.As(err, &syntax) {
+		return nil, &BundleError{configName, around(data, syntax.Offset), position(data, syntax.Offset) + ": " + syntax.Error(), "correct it there, or write config.json anew, for example with runc spec"}
 	}
 	if err != nil {
-		return nil, &BundleError{configName, err.Error(), "not JSON of the runtime-spec", "Write config.json anew, for example with runc spec."}
+		return nil, &BundleError{configName, err.Error(), "not JSON of the runtime-spec", "write config.json anew, for example with runc spec"}
 	}
 	return &spec, nil
+}
+
+// position says where the parser stopped, after offset bytes.
+func position(data []byte, offset int64) string {
+	read := data[:max(offset-1, 0)]
+	return fmt.Sprintf("line %d, column %d", bytes.Count(read, []byte("\n"))+1, len(read)-bytes.LastIndexByte(read, '\n'))
+}
+
+// around is the text at which the parser stopped.
+func around(data []byte, offset int64) string {
+	const before, after = 40, 20
+	return string(data[max(offset-before, 0):min(offset+after, int64(len(data)))])
+}
+
+// jsonType names what JSON calls a type of Go's.
+func jsonType(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Pointer:
+		return jsonType(t.Elem())
+	case reflect.Bool:
+		return "true or false"
+	case reflect.String:
+		return "a string"
+	case reflect.Slice, reflect.Array:
+		return "a list"
+	case reflect.Struct, reflect.Map:
+		return "an object"
+	}
+	return "a number"
 }
 
 func orConfig(field string) string {
@@ -147,7 +182,7 @@ func orConfig(field string) string {
 // bundleRoot finds the root file system below dir.
 func bundleRoot(dir, unsafePath string) (string, error) {
 	no := func(why string) (string, error) {
-		return "", &BundleError{"root.path", unsafePath, why, "Put the root file system into the bundle's folder and name it there, like rootfs."}
+		return "", &BundleError{"root.path", unsafePath, why, "put the root file system into the bundle's folder and name it there, like rootfs"}
 	}
 	for _, part := range strings.Split(unsafePath, "/") {
 		if part == ".." {

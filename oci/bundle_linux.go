@@ -31,7 +31,7 @@ func (r *reader) steering() error {
 			{"poststop", h.Poststop},
 		} {
 			if len(stage.hooks) > 0 {
-				return refused("hooks."+stage.name, stage.hooks[0].Path, "hooks run on the host, as root", "Remove the hooks.")
+				return refused("hooks."+stage.name, stage.hooks[0].Path, "hooks run on the host, as root", "remove the hooks")
 			}
 		}
 	}
@@ -39,7 +39,7 @@ func (r *reader) steering() error {
 		field := fmt.Sprintf("annotations[%s]", text(key))
 		for _, prefix := range steeringPrefixes {
 			if strings.HasPrefix(strings.ToLower(key), prefix) {
-				return refused(field, r.spec.Annotations[key], "it gives orders to the runtime", "Remove the annotation.")
+				return refused(field, r.spec.Annotations[key], "it gives orders to the runtime", "remove the annotation")
 			}
 		}
 		r.change(field, r.spec.Annotations[key], "none", "no annotation reaches a runtime")
@@ -51,7 +51,7 @@ func (r *reader) steering() error {
 func (r *reader) linux() error {
 	p, l := r.spec.Process, r.spec.Linux
 	if l == nil {
-		return refused("linux", "", "without it there are no namespaces: the program would run in the host's", "Add linux.namespaces.")
+		return refused("linux", "", "without it there are no namespaces: the program would run in the host's", "add linux.namespaces")
 	}
 	for _, f := range []struct {
 		field string
@@ -76,7 +76,7 @@ func (r *reader) linux() error {
 		{"linux.rootfsPropagation", strings.Contains(l.RootfsPropagation, "shared"), l.RootfsPropagation, "mounts made inside would appear on the host"},
 	} {
 		if f.there {
-			return refused(f.field, f.value, f.why, "Remove "+f.field+".")
+			return refused(f.field, f.value, f.why, "remove "+f.field)
 		}
 	}
 	return nil
@@ -88,16 +88,16 @@ func (r *reader) namespaces() error {
 	for i, ns := range r.spec.Linux.Namespaces {
 		field := fmt.Sprintf("linux.namespaces[%d]", i)
 		if ns.Path != "" {
-			return refused(field+".path", ns.Path, "a namespace of somebody else's", "Remove the path.")
+			return refused(field+".path", ns.Path, "a namespace of somebody else's", "remove the path")
 		}
 		if !slices.Contains(allNamespaces, ns.Type) || have[ns.Type] {
-			return refused(field+".type", ns.Type, "unknown, or given twice", "Remove the entry.")
+			return refused(field+".type", ns.Type, "unknown, or given twice", "remove the entry")
 		}
 		have[ns.Type] = true
 	}
 	for _, needed := range []specs.LinuxNamespaceType{specs.PIDNamespace, specs.MountNamespace} {
 		if !have[needed] {
-			return refused("linux.namespaces", r.spec.Linux.Namespaces, fmt.Sprintf("no %s namespace: the program would share the host's", needed), fmt.Sprintf("Add {\"type\": %q}.", needed))
+			return refused("linux.namespaces", r.spec.Linux.Namespaces, fmt.Sprintf("no %s namespace: the program would share the host's", needed), fmt.Sprintf("add {\"type\": %q}", needed))
 		}
 	}
 	var added []string

@@ -57,7 +57,7 @@ func (r *reader) read(data []byte) error {
 func (r *reader) platform() error {
 	s := r.spec
 	if !strings.HasPrefix(s.Version, "1.") {
-		return refused("ociVersion", s.Version, "not a version 1 bundle", "Write the bundle for runtime-spec 1.0 or later.")
+		return refused("ociVersion", s.Version, "not a version 1 bundle", "write the bundle for runtime-spec 1.0 or later")
 	}
 	for _, section := range []struct {
 		name  string
@@ -70,7 +70,7 @@ func (r *reader) platform() error {
 		{"freebsd", s.FreeBSD != nil},
 	} {
 		if section.there {
-			return refused(section.name, "", "the bundle is for another platform", "Remove the section "+section.name+".")
+			return refused(section.name, "", "the bundle is for another platform", "remove the section "+section.name)
 		}
 	}
 	return nil
@@ -79,10 +79,10 @@ func (r *reader) platform() error {
 func (r *reader) root() error {
 	root := r.spec.Root
 	if root == nil || root.Path == "" {
-		return refused("root.path", "", "no root file system is named", "Set root.path, for example to rootfs.")
+		return refused("root.path", "", "no root file system is named", "set root.path, for example to rootfs")
 	}
 	if strings.ContainsRune(root.Path, 0) {
-		return refused("root.path", root.Path, "a NUL byte", "Remove it.")
+		return refused("root.path", root.Path, "a NUL byte", "remove it")
 	}
 	if !root.Readonly {
 		r.change("root.readonly", false, true, "the root is shared and never written to; /workload and /tmp are writable")
@@ -94,13 +94,13 @@ func (r *reader) root() error {
 func (r *reader) process() error {
 	p := r.spec.Process
 	if p == nil {
-		return refused("process", "", "nothing to run", "Add a process with args and cwd.")
+		return refused("process", "", "nothing to run", "add a process with args and cwd")
 	}
 	if p.CommandLine != "" {
-		return refused("process.commandLine", p.CommandLine, "only Windows has it", "Use process.args.")
+		return refused("process.commandLine", p.CommandLine, "only Windows has it", "use process.args")
 	}
 	if len(p.Args) == 0 || p.Args[0] == "" {
-		return refused("process.args", p.Args, "no command", "Name the command in process.args[0].")
+		return refused("process.args", p.Args, "no command", "name the command in process.args[0]")
 	}
 	if err := noNUL("process.args", p.Args); err != nil {
 		return err
@@ -119,7 +119,7 @@ func (r *reader) process() error {
 func noNUL(field string, list []string) error {
 	for i, s := range list {
 		if strings.ContainsRune(s, 0) {
-			return refused(fmt.Sprintf("%s[%d]", field, i), s, "a NUL byte, where the kernel would end it", "Remove it.")
+			return refused(fmt.Sprintf("%s[%d]", field, i), s, "a NUL byte, where the kernel would end it", "remove it")
 		}
 	}
 	return nil
@@ -143,11 +143,11 @@ func (r *reader) environment() {
 func (r *reader) cwd() error {
 	cwd := r.spec.Process.Cwd
 	if !isAbsolute(cwd) {
-		return refused("process.cwd", cwd, "not a clean absolute path", "Name a folder of the root file system, like /app.")
+		return refused("process.cwd", cwd, "not a clean absolute path", "name a folder of the root file system, like /app")
 	}
 	// A folder of /proc can lead to what the runtime has open on the host.
 	if isKernelPath(cwd) {
-		return refused("process.cwd", cwd, "below /proc, /sys or /dev", "Name a folder of the root file system, like /app.")
+		return refused("process.cwd", cwd, "below /proc, /sys or /dev", "name a folder of the root file system, like /app")
 	}
 	r.bundle.Cwd = cwd
 	if cwd == "/" && !r.asIs {
@@ -161,7 +161,7 @@ func (r *reader) cwd() error {
 func (r *reader) privileges() error {
 	p := r.spec.Process
 	if p.User.Username != "" {
-		return refused("process.user.username", p.User.Username, "only Windows has it", "Use process.user.uid.")
+		return refused("process.user.username", p.User.Username, "only Windows has it", "use process.user.uid")
 	}
 	var err error
 	if r.bundle.UID, err = r.identity("process.user.uid", p.User.UID); err != nil {
@@ -172,7 +172,7 @@ func (r *reader) privileges() error {
 	}
 	if p.User.Umask != nil {
 		if *p.User.Umask > 0o777 {
-			return refused("process.user.umask", *p.User.Umask, "above 0777", "Write at most 511.")
+			return refused("process.user.umask", *p.User.Umask, "above 0777", "write at most 511")
 		}
 		if r.asIs {
 			r.bundle.Umask = p.User.Umask
@@ -202,7 +202,7 @@ func (r *reader) privileges() error {
 func (r *reader) identity(field string, id uint32) (uint32, error) {
 	switch {
 	case id > maxID:
-		return 0, refused(field, id, "above 65535, the last of the run's block", "Use an id from 1 to 65535.")
+		return 0, refused(field, id, "above 65535, the last of the run's block", "use an id from 1 to 65535")
 	case id == 0:
 		r.change(field, id, defaultID, "nothing runs as root, not even inside")
 	case !r.asIs && id != defaultID:
@@ -221,10 +221,10 @@ func (r *reader) limits() error {
 		field := fmt.Sprintf("process.rlimits[%d]", i)
 		was := fmt.Sprintf("%s %d:%d", l.Type, l.Soft, l.Hard)
 		if !slices.Contains(rlimitTypes, l.Type) || seen[l.Type] {
-			return refused(field+".type", l.Type, "unknown, or given twice", "Remove the limit.")
+			return refused(field+".type", l.Type, "unknown, or given twice", "remove the limit")
 		}
 		if l.Soft > l.Hard {
-			return refused(field+".soft", l.Soft, "above the hard limit", "Lower it.")
+			return refused(field+".soft", l.Soft, "above the hard limit", "lower it")
 		}
 		seen[l.Type] = true
 		if !r.asIs {
@@ -259,7 +259,7 @@ func (r *reader) hostname() error {
 	case !r.asIs:
 		r.change("hostname", s.Hostname, defaultHostname, "every sandbox has this name; --as-is keeps the bundle's")
 	case !isHostname(s.Hostname):
-		return refused("hostname", s.Hostname, "not a host name", "Use at most 64 letters, digits, dots and hyphens.")
+		return refused("hostname", s.Hostname, "not a host name", "use at most 64 letters, digits, dots and hyphens")
 	default:
 		r.bundle.Hostname = s.Hostname
 	}

@@ -49,7 +49,7 @@ func openError(verb, object, path string, err error) error {
 		e.Why = "it does not exist"
 	case errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
 		e.Why = "it is not a directory, or a symbolic link to one"
-		e.Fix = "Name the directory itself."
+		e.Fix = "name the directory itself"
 	}
 	return e
 }

@@ -133,7 +133,7 @@ func checkRunDir(runDir string) error {
 		return &PathError{
 			Verb: "use", Object: "run-dir", Path: runDir,
 			Why: fmt.Sprintf("it belongs to uid %d with mode %#o, so that others than root may change it", st.Uid, st.Mode&0o7777),
-			Fix: "Run: chown root:root " + runDir + " && chmod 0711 " + runDir,
+			Fix: "run chown root:root " + runDir + " && chmod 0711 " + runDir,
 		}
 	}
 	return nil
@@ -161,7 +161,7 @@ func buildLayer(runDir, initBinary, stamp string) (string, error) {
 	if !static(program) {
 		return "", &PathError{
 			Verb: "use", Object: "init", Path: initBinary, Why: "it is not a statically linked program",
-			Fix: "Install the engine-init that was built with this engine.",
+			Fix: "install the engine-init that was built with this engine",
 		}
 	}
 	h := sha256.New()
@@ -294,7 +294,7 @@ func makeDir(path string, mode os.FileMode, opaque bool) error {
 	if errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.EPERM) {
 		return &UnsupportedError{
 			Feature: "setting trusted extended attributes", Where: filepath.Dir(path),
-			Fix: "Run the engine as root with CAP_SYS_ADMIN, and use a --run-dir on tmpfs, ext4, xfs or btrfs.",
+			Fix: "run the engine as root with CAP_SYS_ADMIN, and use a --run-dir on tmpfs, ext4, xfs or btrfs",
 		}
 	}
 	if err != nil {

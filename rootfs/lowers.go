@@ -73,7 +73,7 @@ func (d *openDirs) openLowers(runDir string, lowers []string) error {
 		if held[id] {
 			return &PathError{
 				Verb: "use", Object: "lower", Path: path, Why: "the run directory " + runDir + " is inside it",
-				Fix: "Copy the root file system into a directory of its own, or import it as an image.",
+				Fix: "copy the root file system into a directory of its own, or import it as an image",
 			}
 		}
 		if other, ok := lower[id]; ok {
@@ -184,21 +184,21 @@ func (d openDirs) explain(target string, err error) error {
 	case errors.As(err, &unsupported):
 		return err
 	case errors.Is(err, unix.EPERM):
-		e.Why, e.Fix = "no right to mount here", "Run the engine as root with CAP_SYS_ADMIN."
+		e.Why, e.Fix = "no right to mount here", "run the engine as root with CAP_SYS_ADMIN"
 	case errors.Is(err, unix.ENODEV):
-		return &UnsupportedError{Feature: "overlayfs", Where: "this kernel", Fix: "Run: modprobe overlay"}
+		return &UnsupportedError{Feature: "overlayfs", Where: "this kernel", Fix: "run modprobe overlay"}
 	case errors.Is(err, unix.ELOOP):
 		e.Why = "overlayfs says that two of the directories overlap, or that one is in use by another overlay"
 	case errors.Is(err, unix.ENOENT):
-		e.Why, e.Fix = "/proc is not mounted or a directory was removed meanwhile", "Mount procfs on /proc."
+		e.Why, e.Fix = "/proc is not mounted or a directory was removed meanwhile", "mount procfs on /proc"
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOVERFLOW), errors.Is(err, unix.ENODATA):
 		e.Why = "overlayfs accepts none of these options, or one of the directories is of a kind it cannot stand on"
-		e.Fix = "Look at the last lines of dmesg for the reason."
+		e.Fix = "look at the last lines of dmesg for the reason"
 		for _, dir := range d {
 			if isOverlay(dir.fd) {
 				e.Object, e.Path = "lower", dir.path
 				e.Why = "it is itself on an overlay, and the kernel stacks only two"
-				e.Fix = "Copy it to a file system that is not an overlay, or import it as an image there."
+				e.Fix = "copy it to a file system that is not an overlay, or import it as an image there"
 			}
 		}
 	}

@@ -133,7 +133,7 @@ func mountAtOnce(lowers []string, target int) error {
 	if len(data) >= os.Getpagesize() {
 		return &UnsupportedError{
 			Feature: fmt.Sprintf("an overlay of %d directories", len(lowers)), Where: "this kernel",
-			Fix: "Use Linux 6.8 or later, or an image of fewer layers.",
+			Fix: "use Linux 6.8 or later, or an image of fewer layers",
 		}
 	}
 	return unix.Mount("engine", fdPath(target), "overlay", mountFlags, data)

@@ -143,7 +143,7 @@ func (a *app) loadConfig() (config.Config, error) {
 
 func (a *app) readConfig() (config.Config, error) {
 	if a.configPath == "" && a.inline != nil {
-		return config.Parse("$"+config.Variable, a.inline)
+		return config.Inline(a.inline)
 	}
 	return config.Load(a.configPath)
 }

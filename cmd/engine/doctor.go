@@ -71,13 +71,23 @@ func checkup(r doctor.Report) string {
 			fmt.Fprintf(&b, "%*s  why: %s\n%*s  fix: %s\n", width+6, "", cli.Escape(f.Why), width+6, "", cli.Escape(f.Fix))
 		}
 	}
-	verdict := "a run would work"
-	if !r.Fit {
-		verdict = "no run would work"
-	}
-	fmt.Fprintf(&b, "\nscore %d of 100: %d ok, %d to improve, %d failed; %s on this host\n",
-		r.Score, count[doctor.OK], count[doctor.Warn], count[doctor.Fail], verdict)
+	fmt.Fprintf(&b, "\nscore %d of 100: %d ok, %d to improve, %d failed; %s\n",
+		r.Score, count[doctor.OK], count[doctor.Warn], count[doctor.Fail], outlook(r))
 	return b.String()
+}
+
+// outlook says whether a run would work.
+func outlook(r doctor.Report) string {
+	if r.Fit {
+		return "a run would work on this host"
+	}
+	for _, f := range r.Checks {
+		// Controllers can be done without, where somebody says so.
+		if f.Status == doctor.Fail && !strings.HasPrefix(f.Name, "cgroup2 ") {
+			return "no run would work on this host"
+		}
+	}
+	return "no run would work on this host, except with --best-effort-limits and without the limits that failed"
 }
 
 // tryRuns runs a program under each runtime that is here: this one, which is

@@ -179,7 +179,7 @@ func bytesOf(n int64) string {
 }
 
 func (a *app) imageRemoveCommand() *cobra.Command {
-	return &cobra.Command{
+	return a.addEachFlags(&cobra.Command{
 		Use:   "rm NAME...",
 		Short: "delete images that no run uses",
 		Args:  cli.AtLeastOne,
@@ -189,7 +189,7 @@ func (a *app) imageRemoveCommand() *cobra.Command {
 				return imageError(err)
 			})
 		},
-	}
+	})
 }
 
 func (a *app) imagePruneCommand() *cobra.Command {
@@ -220,7 +220,7 @@ func (a *app) imagePruneCommand() *cobra.Command {
 }
 
 func (a *app) imageInspectCommand() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "inspect NAME",
 		Short: "print what is known of an image, as JSON",
 		Args:  cli.Exactly(1),
@@ -229,7 +229,9 @@ func (a *app) imageInspectCommand() *cobra.Command {
 			if err != nil {
 				return imageError(err)
 			}
-			return a.PrintIndented(img)
+			return a.show(img)
 		},
 	}
+	a.addShowFlags(cmd)
+	return cmd
 }

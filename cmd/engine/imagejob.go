@@ -84,7 +84,7 @@ func imageError(err error) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &none):
-		return engine.Refused("not_found", "%w", err)
+		return engine.Refused("not_found", "%w", err).WithFix("list the images with engine image ls")
 	case errors.As(err, &name), errors.As(err, &held):
 		return engine.Refused("bad_image", "%w", err)
 	}

@@ -7,7 +7,7 @@ import (
 )
 
 func (a *app) inspectCommand() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "inspect ID",
 		Short: "print all that is on record about a run, as JSON",
 		Args:  cli.Exactly(1),
@@ -19,7 +19,22 @@ func (a *app) inspectCommand() *cobra.Command {
 			if record.Result != nil {
 				a.host.FillOutput(record.Result)
 			}
-			return a.PrintIndented(record)
+			return a.show(record)
 		},
 	}
+	a.addShowFlags(cmd)
+	return cmd
+}
+
+// addShowFlags defines the flags of a command that prints JSON anyway.
+func (a *app) addShowFlags(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&a.json, "json", false, "print it on one line")
+}
+
+// show prints v as JSON, for people unless it is to be on one line.
+func (a *app) show(v any) error {
+	if a.json {
+		return a.PrintJSON(v)
+	}
+	return a.PrintIndented(v)
 }

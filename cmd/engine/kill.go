@@ -12,25 +12,25 @@ import (
 )
 
 func (a *app) killCommand() *cobra.Command {
-	return &cobra.Command{
+	return a.addEachFlags(&cobra.Command{
 		Use:   "kill ID...",
 		Short: "end runs, with reason cancelled",
 		Args:  cli.AtLeastOne,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.each(args, func(id string) error { return a.host.Kill(cmd.Context(), id) })
 		},
-	}
+	})
 }
 
 func (a *app) rmCommand() *cobra.Command {
-	return &cobra.Command{
+	return a.addEachFlags(&cobra.Command{
 		Use:   "rm ID...",
 		Short: "delete what is on record about runs that have ended",
 		Args:  cli.AtLeastOne,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.each(args, func(id string) error { return a.remove(cmd.Context(), id) })
 		},
-	}
+	})
 }
 
 // teardownTime bounds how long a monitor needs for what the caller of a run was
@@ -61,19 +61,37 @@ func (a *app) remove(ctx context.Context, id string) error {
 	}
 }
 
+// done is what became of one of several things that were named.
+type done struct {
+	Name  string        `json:"name"`
+	Error *engine.Error `json:"error"` // null: it was done
+}
+
 // each does something to everything that is named, and goes on past what it
 // fails for.
 func (a *app) each(names []string, do func(name string) error) error {
+	all := []done{}
 	for _, name := range names {
+		d := done{Name: name}
 		if err := do(name); err != nil {
-			e := cli.AsError(err)
-			a.Say(e.Message, e.Fix)
+			d.Error = cli.AsError(err)
+			a.Say(d.Error.Message, d.Error.Fix)
 			a.status = statusRefused
-			continue
+		} else if !a.json {
+			if err := a.Print(name + "\n"); err != nil {
+				return err
+			}
 		}
-		if err := a.Print(name + "\n"); err != nil {
-			return err
-		}
+		all = append(all, d)
+	}
+	if a.json {
+		return a.PrintJSON(all)
 	}
 	return nil
+}
+
+// addEachFlags defines the flags of a command that does something to all it names.
+func (a *app) addEachFlags(cmd *cobra.Command) *cobra.Command {
+	cmd.Flags().BoolVar(&a.json, "json", false, "print what became of each as one JSON array of name and error")
+	return cmd
 }

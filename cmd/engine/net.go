@@ -13,10 +13,21 @@ import (
 // addNetworkFlags defines the flags that say what a program may reach. All of them
 // together are one policy.
 func addNetworkFlags(flags *pflag.FlagSet, policy *egress.Policy) {
+	closed := false
+	grant := func() error {
+		if closed {
+			return engine.Refused("bad_network", "cannot accept --network=none with a grant: one of them is not meant").
+				WithFix("leave out --network none, or --allow and --allow-cidr")
+		}
+		return nil
+	}
 	flags.Var(&value{typ: "MODE", def: "none", set: func(text string) error {
 		switch text {
 		case "none":
-			policy.Internet = false
+			closed, policy.Internet = true, false
+			if policy.Mode() != "none" {
+				return grant()
+			}
 		case "internet":
 			policy.Internet = true
 		default:
@@ -31,7 +42,7 @@ func addNetworkFlags(flags *pflag.FlagSet, policy *egress.Policy) {
 			return engine.Refused("bad_network", "%w", err)
 		}
 		policy.Names = append(policy.Names, rule)
-		return nil
+		return grant()
 	}}, "allow", "a host to reach by name, or *.DOMAIN; no port is 80 and 443; repeatable")
 	flags.Var(&value{typ: "CIDR:PORT[/udp]", set: func(text string) error {
 		rule, err := egress.ParseAllowCIDR(text)
@@ -39,7 +50,7 @@ func addNetworkFlags(flags *pflag.FlagSet, policy *egress.Policy) {
 			return engine.Refused("bad_network", "%w", err)
 		}
 		policy.CIDRs = append(policy.CIDRs, rule)
-		return nil
+		return grant()
 	}}, "allow-cidr", "addresses to reach, the port may be *; repeatable")
 }
 

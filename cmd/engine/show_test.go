@@ -93,6 +93,30 @@ score 50 of 100: 1 ok, 0 to improve, 1 failed; no run would work on this host
 	}
 }
 
+// TestOutlook proves that a host which only lacks limits is not called useless.
+func TestOutlook(t *testing.T) {
+	failed := func(names ...string) doctor.Report {
+		var r []doctor.Finding
+		for _, n := range names {
+			r = append(r, doctor.Finding{Name: n, Status: doctor.Fail})
+		}
+		return doctor.Sum(r)
+	}
+	for _, tt := range []struct {
+		report doctor.Report
+		want   string
+	}{
+		{failed(), "a run would work on this host"},
+		{failed("cgroup2 memory", "cgroup2 pids"), "no run would work on this host, except with --best-effort-limits and without the limits that failed"},
+		{failed("cgroup2 memory", "overlayfs"), "no run would work on this host"},
+		{failed("cgroup2"), "no run would work on this host"},
+	} {
+		if got := outlook(tt.report); got != tt.want {
+			t.Errorf("outlook = %q, want %q", got, tt.want)
+		}
+	}
+}
+
 func TestSizesForPeople(t *testing.T) {
 	for n, want := range map[int64]string{0: "0B", 999: "999B", 1000: "1kB", 1999999: "2MB", 999_600: "1MB", 123_456_789: "123MB", 3 << 40: "3.3TB"} {
 		if got := bytesOf(n); got != want {

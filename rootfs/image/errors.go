@@ -16,7 +16,7 @@ func (e *NameError) Error() string {
 
 // Remedy returns the cure.
 func (e *NameError) Remedy() string {
-	return "Use lower-case letters, digits and . _ - / in the name, and one tag after a colon at most, as in team/node:20."
+	return "use lower-case letters, digits and . _ - / in the name, and one tag after a colon at most, as in team/node:20"
 }
 
 // ExistsError reports an import under a name that is taken.
@@ -27,7 +27,7 @@ func (e *ExistsError) Error() string {
 }
 
 // Remedy returns the cure.
-func (e *ExistsError) Remedy() string { return "Run: engine image rm " + e.Name }
+func (e *ExistsError) Remedy() string { return "run engine image rm " + e.Name }
 
 // NotFoundError reports a name that no image has.
 type NotFoundError struct{ Name string }
@@ -38,7 +38,7 @@ func (e *NotFoundError) Error() string {
 
 // Remedy returns the cure.
 func (e *NotFoundError) Remedy() string {
-	return "Run: engine image pull " + e.Name + ", or engine image import SOURCE " + e.Name
+	return "run engine image pull " + e.Name + ", or engine image import SOURCE " + e.Name
 }
 
 // HeldError reports an image that a run stands on.
@@ -49,7 +49,7 @@ func (e *HeldError) Error() string {
 }
 
 // Remedy returns the cure.
-func (e *HeldError) Remedy() string { return "Wait for the run, or end it with engine kill." }
+func (e *HeldError) Remedy() string { return "wait for the run, or end it with engine kill" }
 
 // PlatformError reports an image made for another kind of machine.
 type PlatformError struct {
@@ -76,7 +76,7 @@ func (e *PlatformError) Error() string {
 }
 
 // Remedy returns the cure.
-func (e *PlatformError) Remedy() string { return "Use the image's variant for " + e.Want + "." }
+func (e *PlatformError) Remedy() string { return "use the image's variant for " + e.Want }
 
 // FormatError reports a document of an image, a manifest or a configuration, that is
 // refused.

@@ -15,7 +15,7 @@ import (
 
 // Freed is what a removal gave back.
 type Freed struct {
-	Names  []string `json:"names"`  // references
+	Names  []string `json:"names"`  // references; never null
 	Images int      `json:"images"` // images without a name that no run held
 	Layers int      `json:"layers"` // layers of no image
 	Rests  int      `json:"rests"`  // of dead imports and removals
@@ -117,7 +117,7 @@ func (s Store) users() (map[string]int, error) {
 func (s Store) collect(drop func() ([]string, error)) (Freed, error) {
 	if _, err := os.Lstat(s.Dir); errors.Is(err, fs.ErrNotExist) {
 		_, err := drop() // without making a store for it
-		return Freed{}, err
+		return Freed{Names: []string{}}, err
 	}
 	lock, err := s.lockStore()
 	if err != nil {
@@ -130,7 +130,7 @@ func (s Store) collect(drop func() ([]string, error)) (Freed, error) {
 			return Freed{}, nil, err
 		}
 		rests, err := s.sweep()
-		freed := Freed{Names: names, Rests: rests}
+		freed := Freed{Names: append([]string{}, names...), Rests: rests}
 		if err != nil {
 			return freed, nil, err
 		}

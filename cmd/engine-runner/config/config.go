@@ -140,7 +140,7 @@ func Load(path string) (Config, error) {
 		}
 	}
 	if text != "" {
-		return Parse("$"+Variable, []byte(text))
+		return Inline([]byte(text))
 	}
 	f, err := os.Open(path)
 	if err != nil {
@@ -152,6 +152,16 @@ func Load(path string) (Config, error) {
 		return Config{}, &Error{path, []Problem{{Message: "cannot be read: " + cause(err)}}}
 	}
 	return Parse(path, data)
+}
+
+// Inline reads a config that is the value of $ENGINE_CONFIG. The error is an *Error.
+func Inline(text []byte) (Config, error) {
+	c, err := Parse("$"+Variable, text)
+	var bad *Error
+	if errors.As(err, &bad) && !bytes.ContainsAny(text, ":{") { // no mapping: it was meant for a path
+		bad.Problems[0].Fix = "give the path of the file from / on"
+	}
+	return c, err
 }
 
 func cause(err error) string {

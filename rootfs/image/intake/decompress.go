@@ -105,7 +105,7 @@ func openWindow(ctx context.Context, window int64, open func() (io.Reader, error
 func windowError(size uint64) error {
 	return &tree.LimitError{
 		What: fmt.Sprintf("bytes of history to unpack it (it asks for %d)", size), Limit: maxWindow,
-		Fix: "Compress it with a smaller window: zstd -19, or --long=26 at most.",
+		Fix: "compress it with a smaller window: zstd -19, or --long=26 at most",
 	}
 }
 

@@ -39,7 +39,7 @@ func (e *BlobError) Error() string { return "cannot accept blob=" + e.Digest + "
 
 // Remedy returns the cure.
 func (e *BlobError) Remedy() string {
-	return "Try again; if it fails in the same way, what serves the image is damaged or lies."
+	return "try again; if it fails in the same way, what serves the image is damaged or lies"
 }
 
 // SpaceError reports a full disk.
@@ -54,7 +54,7 @@ func (e *SpaceError) Error() string {
 
 // Remedy returns the cure.
 func (e *SpaceError) Remedy() string {
-	return "Free space there, for example with engine image prune --all, or use another --state-dir."
+	return "free space there, for example with engine image prune --all, or use another --state-dir"
 }
 
 // Unwrap returns what the kernel said.

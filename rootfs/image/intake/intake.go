@@ -445,7 +445,7 @@ func importArchive(ctx context.Context, o Options, f *os.File, src string) (imag
 	}
 	return image.Image{}, &SourceError{
 		Source: src, Why: "it looks like an archive of image layers and has neither an index.json nor a manifest.json",
-		Fix: "Write it again with skopeo copy, podman save or docker save.",
+		Fix: "write it again with skopeo copy, podman save or docker save",
 	}
 }
 

@@ -99,7 +99,7 @@ func parseDocument(raw []byte, mediaType string) (document, error) {
 	_, old := keys["fsLayers"]
 	switch {
 	case old:
-		return d, &image.FormatError{What: what, Why: "it is of Docker's first kind", Fix: "Push the image again with a tool of this decade."}
+		return d, &image.FormatError{What: what, Why: "it is of Docker's first kind", Fix: "push the image again with a tool of this decade"}
 	case index && (layers || config):
 		return bad("it is an index and a manifest at once")
 	case !index && !layers:

@@ -28,7 +28,7 @@ func ParsePlatform(text string) (Platform, error) {
 		bad = bad || p == "" || len(p) > 32 || strings.Trim(p, "abcdefghijklmnopqrstuvwxyz0123456789_.-") != ""
 	}
 	if bad || parts[0] != "linux" {
-		return Platform{}, &SourceError{Source: text, Why: "it is no platform", Fix: "Write it as in linux/amd64 or linux/arm/v7."}
+		return Platform{}, &SourceError{Source: text, Why: "it is no platform", Fix: "write it as in linux/amd64 or linux/arm/v7"}
 	}
 	p := Platform{OS: parts[0], Architecture: parts[1]}
 	if len(parts) == 3 {

@@ -84,7 +84,7 @@ func (o Options) inspect(ctx context.Context, dir string, root *os.File, img *im
 		img.Platform = is.String()
 	}
 	if img.Digest = seen.Digest; seen.Top["oci-layout"] && seen.Top["index.json"] {
-		return image.Layer{}, &SourceError{Source: o.Origin, Why: "it holds an OCI layout among other files", Fix: "Import the layout by itself."}
+		return image.Layer{}, &SourceError{Source: o.Origin, Why: "it holds an OCI layout among other files", Fix: "import the layout by itself"}
 	}
 	var l image.Layer
 	return l, settle(dir, &l)

@@ -98,11 +98,11 @@ func (l layout) named(all []Descriptor) ([]Descriptor, error) {
 	}
 	switch {
 	case len(found) == 0 && l.ref != "":
-		return nil, &image.FormatError{What: "index", Why: "it has no image called " + tree.Quote(l.ref), Fix: "Name one of these with --ref: " + strings.Join(list, ", ")}
+		return nil, &image.FormatError{What: "index", Why: "it has no image called " + tree.Quote(l.ref), Fix: "name one of these with --ref: " + strings.Join(list, ", ")}
 	case len(found) == 0:
 		return nil, &image.FormatError{What: "index", Why: "it lists no image"}
 	case l.ref == "" && len(names) > 1:
-		return nil, &image.FormatError{What: "index", Why: fmt.Sprintf("it has %d images", len(names)), Fix: "Name one of these with --ref: " + strings.Join(list, ", ")}
+		return nil, &image.FormatError{What: "index", Why: fmt.Sprintf("it has %d images", len(names)), Fix: "name one of these with --ref: " + strings.Join(list, ", ")}
 	}
 	return found, nil
 }
@@ -182,7 +182,7 @@ func openDocker(files blobs, ref string) (*dockerArchive, error) {
 		found = 0
 	}
 	if found < 0 {
-		return nil, bad(fmt.Sprintf("it lists %d images, and none that is called %s", len(list), tree.Quote(ref)), "Name one of these with --ref: "+strings.Join(tags[:min(len(tags), 16)], ", "))
+		return nil, bad(fmt.Sprintf("it lists %d images, and none that is called %s", len(list), tree.Quote(ref)), "name one of these with --ref: "+strings.Join(tags[:min(len(tags), 16)], ", "))
 	}
 	m := list[found]
 	a := &dockerArchive{files: files, paths: map[string]string{}}

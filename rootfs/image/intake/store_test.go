@@ -206,7 +206,7 @@ func TestStore(t *testing.T) {
 		}
 	}
 	var there *image.ExistsError
-	if _, err := take(ctx, o.store, src, "a"); !errors.As(err, &there) || there.Remedy() != "Run: engine image rm a" {
+	if _, err := take(ctx, o.store, src, "a"); !errors.As(err, &there) || there.Remedy() != "run engine image rm a" {
 		t.Errorf("second Import = %v, want an *ExistsError with the remedy", err)
 	}
 	must(t, os.WriteFile(filepath.Join(o.store.Dir, "torn"), []byte("{"), 0o600))

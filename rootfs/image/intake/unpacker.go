@@ -191,7 +191,7 @@ func (a answered) report(waitErr error, words string) (report, error) {
 
 func startFix(err error) string {
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) {
-		return "Allow user namespaces: sysctl user.max_user_namespaces=10000"
+		return "allow user namespaces: sysctl user.max_user_namespaces=10000"
 	}
 	return ""
 }

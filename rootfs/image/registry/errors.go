@@ -65,13 +65,13 @@ func (e *endpoint) explain(err error) error {
 		e.explainStatus(out, status)
 	case errors.As(err, &certificate):
 		out.Kind, out.Why = NotTrusted, "the certificate of "+host+" is not trusted: "+tree.Quote(certificate.Err.Error())
-		out.Fix = "If it is yours, name the authority that signed it with --ca-file."
+		out.Fix = "if it is yours, name the authority that signed it with --ca-file"
 	case strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
 		out.Kind, out.Why = NotTrusted, host+" speaks plain HTTP"
-		out.Fix = "Give it a certificate; where nobody can listen, write --plain-http " + host
+		out.Fix = "give it a certificate; where nobody can listen, write --plain-http " + host
 	case strings.Contains(err.Error(), "error getting credentials"):
 		out.Kind, out.Why = Unauthorised, "the credential helper failed: "+tree.Quote(err.Error())
-		out.Fix = "Log in to " + host + " again, or name another file with --authfile."
+		out.Fix = "log in to " + host + " again, or name another file with --authfile"
 	default:
 		explainRoute(out, host, err)
 	}
@@ -80,9 +80,9 @@ func (e *endpoint) explain(err error) error {
 
 func (e *endpoint) explainStatus(out *Error, status *transport.Error) {
 	host := e.repo.RegistryStr()
-	login := "Log in to " + host + " (skopeo login, docker login), or name a config.json with --authfile."
+	login := "log in to " + host + " (skopeo login, docker login), or name a config.json with --authfile"
 	if e.known {
-		login = "Check that the credentials for " + host + " are still valid and may read the repository."
+		login = "check that the credentials for " + host + " are still valid and may read the repository"
 	}
 	switch status.StatusCode {
 	case http.StatusUnauthorized, http.StatusForbidden:
@@ -93,24 +93,24 @@ func (e *endpoint) explainStatus(out *Error, status *transport.Error) {
 		}
 	case http.StatusNotFound:
 		out.Kind, out.Why = NotFound, host+" has no such image"
-		out.Fix = "Check the name and the tag."
+		out.Fix = "check the name and the tag"
 	case http.StatusTooManyRequests:
 		out.Kind, out.Why = Busy, host+" says that there were too many requests"
-		out.Fix = "Try again later, log in, or name a mirror with --mirror."
+		out.Fix = "try again later, log in, or name a mirror with --mirror"
 	default:
 		out.Kind, out.Why = NotTrusted, fmt.Sprintf("%s answers with status %d", host, status.StatusCode)
 		if status.StatusCode >= http.StatusInternalServerError {
-			out.Kind, out.Fix = Busy, "Try again later."
+			out.Kind, out.Fix = Busy, "try again later"
 		}
 	}
 }
 
 func explainRoute(out *Error, host string, err error) {
 	var dns *net.DNSError
-	out.Fix = "Check the network of this host and its proxy variables, or name a mirror with --mirror."
+	out.Fix = "check the network of this host and its proxy variables, or name a mirror with --mirror"
 	switch {
 	case errors.As(err, &dns) && dns.IsNotFound:
-		out.Why, out.Fix = "there is no host "+tree.Quote(dns.Name), "Check the name of the registry and this host's DNS."
+		out.Why, out.Fix = "there is no host "+tree.Quote(dns.Name), "check the name of the registry and this host's DNS"
 	case errors.As(err, &dns):
 		out.Why = "the name " + tree.Quote(dns.Name) + " cannot be looked up"
 	case errors.Is(err, syscall.ECONNREFUSED):

@@ -100,7 +100,7 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 		return nil, &refusedError{
 			"it leads to " + req.URL.Scheme + "://" + req.URL.Host + ", which is not encrypted",
-			"If that is meant, write --plain-http " + req.URL.Host,
+			"if that is meant, write --plain-http " + req.URL.Host,
 		}
 	}
 	if g.isNamed(at) || g.tokens[req.URL.Hostname()] || g.domains[domain(req.URL.Host)] {
@@ -116,7 +116,7 @@ func (g *guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Body != nil && req.Body != http.NoBody || header != "" && !strings.HasPrefix(header, "Bearer ") {
 		return nil, &refusedError{
 			"the registry wants its credentials to be sent to " + req.URL.Host,
-			"If that host is its token service, write --token-host " + req.URL.Hostname(),
+			"if that host is its token service, write --token-host " + req.URL.Hostname(),
 		}
 	}
 	if header != "" {

@@ -64,7 +64,7 @@ type endpoint struct {
 // Open reads a reference. It talks to nobody yet.
 func Open(reference string, o Options) (*Source, error) {
 	bad := func(err error) (*Source, error) {
-		return nil, &Error{Kind: BadReference, Reference: reference, Why: err.Error(), Fix: "Write it as in node:20, team/app@sha256:… or registry.example:5000/app:1", cause: err}
+		return nil, &Error{Kind: BadReference, Reference: reference, Why: err.Error(), Fix: "write it as in node:20, team/app@sha256:… or registry.example:5000/app:1", cause: err}
 	}
 	ref, err := name.ParseReference(reference)
 	if err != nil {

@@ -116,10 +116,10 @@ func TestPullRefused(t *testing.T) {
 		name, ref, kind, fix string
 		change               func(*job.Job)
 	}{
-		{"without credentials", ref, "unauthorised", "Log in to " + s.host, func(j *job.Job) { j.AuthFile = emptyAuth(t) }},
+		{"without credentials", ref, "unauthorised", "log in to " + s.host, func(j *job.Job) { j.AuthFile = emptyAuth(t) }},
 		{"with wrong ones", ref, "unauthorised", "still valid", func(j *job.Job) { j.AuthFile = wrong }},
 		{"no such tag", s.host + "/team/app:2", "not_found", "the tag", nil},
-		{"no such repository", s.host + "/team/other:1", "not_found", "Check the name", nil},
+		{"no such repository", s.host + "/team/other:1", "not_found", "check the name", nil},
 		{"nobody listens", closed + "/a:1", "no_route", "--mirror", nil},
 		{"no such host", "nothing.invalid/a:1", "no_route", "", nil},
 		{"a certificate of nobody's", ref, "not_trusted", "--ca-file", func(j *job.Job) { j.CAFile = "" }},
