@@ -24,7 +24,7 @@ RUNSC_VERSION = $(shell sed -n 's/.*gvisor.dev\/gvisor v[0-9.]*-\([0-9]\{8\}\)[0
 # Where the tests meet the kernel: these run in the test machine.
 VM_TESTS ?= ./cgroups ./rootfs ./integration
 # More of them, in a second machine beside the first: each keeps one processor busy.
-VM_TESTS_BESIDE ?= ./integration/testenv ./integration/runner ./integration/network ./integration/faults
+VM_TESTS_BESIDE ?= ./integration/testenv ./integration/sessions ./integration/runner ./integration/network ./integration/faults
 VM := build/vm/vm
 LINT := build/lint
 
@@ -129,6 +129,10 @@ test-faults: build faults $(VM) ## kill, fail and cut everything, for hours: as 
 test-network: build tools bin/netprobe ## prove what runs may reach, natively: as root, with a cgroup2 mount; RUN=TestTuples for one proof
 	hack/clients.sh
 	ENGINE_NETWORK=all ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -timeout 1h -v -run '$(RUN)' ./integration/network
+
+.PHONY: test-sessions
+test-sessions: build tools ## prove what long-lived sandboxes promise, natively: as root, with a cgroup2 mount; RUN=TestPause for one proof
+	ENGINE_SESSIONS=1 ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -timeout 30m -v -run '$(RUN)' ./integration/sessions
 
 .PHONY: bench-network
 bench-network: build tools bin/netprobe ## measure the network's part of a start, and streams beside a plain veth

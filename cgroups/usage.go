@@ -152,3 +152,25 @@ func micros(values map[string]int64, key string) *time.Duration {
 	d := time.Duration(v) * time.Microsecond
 	return &d
 }
+
+// Current is what a group holds at this moment. A nil field was not reported.
+type Current struct {
+	Memory *int64 // bytes, memory.current
+	Pids   *int64 // processes and threads, pids.current
+	Frozen bool   // cgroup.events frozen
+}
+
+// ReadCurrent reads the group's present figures. A group that does not exist holds
+// nothing.
+func (g Group) ReadCurrent() (Current, error) {
+	var c Current
+	var err error
+	var errs []error
+	c.Memory, err = g.count("memory.current")
+	errs = append(errs, err)
+	c.Pids, err = g.count("pids.current")
+	errs = append(errs, err)
+	events, err := g.flatKeyed("cgroup.events")
+	c.Frozen = events["frozen"] != 0
+	return c, errors.Join(append(errs, err)...)
+}

@@ -127,7 +127,7 @@ func (r Request) settle(h Host) (Request, error) {
 		}
 		r.Image, r.ImageID, c = img.Name, img.ID(), img.Config
 	}
-	if len(r.Command) == 0 {
+	if len(r.Command) == 0 && r.Session == nil {
 		if r.Command = c.Command(); len(r.Command) == 0 {
 			return r, Refused("bad_command", "cannot run nothing: image=%s names no default command", r.Image).
 				WithFix("write the command after --")

@@ -16,6 +16,7 @@ const (
 	workDir    = "/workload"
 	secretsDir = "/run/secrets"
 	initPath   = "/.engine/init"
+	guestPath  = "/.engine/guest"
 	shmSize    = 64 << 20
 )
 
@@ -57,27 +58,39 @@ func environ(lists ...[]string) []string {
 
 // job is what engine-init is to start.
 func (sb *sandbox) job() initwire.Job {
+	s := sb.shared()
+	return initwire.Job{
+		Args:     sb.Request.Command,
+		Env:      s.Env,
+		Cwd:      sb.workdir(),
+		Filter:   s.Filter,
+		CPUMask:  s.CPUMask,
+		Deadline: s.Deadline,
+		Files:    s.Files,
+	}
+}
+
+// shared is what a job has in common with a session.
+func (sb *sandbox) shared() initwire.Session {
 	env, files := secretEnv(sb.Secrets)
 	for i, f := range sb.Request.Files {
 		files = append(files, initwire.File{Path: path.Join(workDir, f.Path), Data: sb.FileData[i], Mode: f.Mode, Parents: true})
 	}
-	deadline := sb.Request.Limits.Timeout + initGrace
-	if deadline > initwire.MaxDeadline {
-		deadline = initwire.MaxDeadline
-	}
-	cwd := sb.Request.Workdir
-	if cwd == "" {
-		cwd = workDir
-	}
-	return initwire.Job{
-		Args:     sb.Request.Command,
+	return initwire.Session{
 		Env:      environ(defaultEnv, sb.Request.Env, env),
-		Cwd:      cwd,
 		Filter:   oci.Filter(),
 		CPUMask:  sb.cpuMask(),
-		Deadline: deadline,
+		Deadline: min(sb.Request.Limits.Timeout+initGrace, initwire.MaxDeadline),
 		Files:    files,
 	}
+}
+
+// workdir is where programs start that are not told otherwise.
+func (sb *sandbox) workdir() string {
+	if sb.Request.Workdir == "" {
+		return workDir
+	}
+	return sb.Request.Workdir
 }
 
 // cpuMask is the affinity of the program, which is what nproc and language runtimes

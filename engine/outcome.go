@@ -85,6 +85,9 @@ func (sb *sandbox) timing() Timing {
 	}
 	ready := sb.clock.since(sb.end.ready)
 	t.SandboxMs = &ready
+	if sb.outputs == nil {
+		return t
+	}
 	if first := sb.outputs.first.Load(); first > 0 {
 		after := millis(max(first-sb.end.ready, 0))
 		t.FirstOutputMs = &after
@@ -152,7 +155,7 @@ func ExitStatus(r Result) int {
 				return statusSignal + n
 			}
 		}
-	case ReasonTimeout:
+	case ReasonTimeout, ReasonIdle:
 		return statusTimeout
 	case ReasonOOM:
 		return statusOOM

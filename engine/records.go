@@ -46,6 +46,7 @@ type Record struct {
 	Alive    bool       `json:"alive"` // a process watches over it
 	Created  time.Time  `json:"created"`
 	Started  *time.Time `json:"started"`
+	Deadline *time.Time `json:"deadline"` // of a session that is ready; nil for every other run
 	Request  Request    `json:"request"`
 	Result   *Result    `json:"result"`   // nil until it has ended
 	Problems []string   `json:"problems"` // records that cannot be read
@@ -184,6 +185,12 @@ func (h Host) load(id string) (Record, error) {
 	}
 	if header, err := run.Read(journal.Started, nil); err == nil {
 		r.Started = &header.Time
+	}
+	if r.Request.Session != nil {
+		var d deadlineRecord
+		if _, err := run.Read(journal.Deadline, &d); err == nil {
+			r.Deadline = &d.Deadline
+		}
 	}
 	var result Result
 	if _, err := run.Read(journal.Exit, &result); err == nil {

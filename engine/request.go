@@ -40,6 +40,10 @@ type Request struct {
 	// Files are there when the program starts, below /workload.
 	Files []File `json:"files,omitempty"`
 
+	// Session, if not nil, makes the run one without a command: programs are started in
+	// it by Exec. Limits.Timeout is its time to live then.
+	Session *Session `json:"session,omitempty"`
+
 	// SecretNames are the names, without values, of the secrets of this run.
 	SecretNames []string `json:"secretNames,omitempty"`
 }

@@ -9,6 +9,7 @@ const (
 	ReasonExited      Reason = "exited"      // the program ended by itself, ExitCode is set
 	ReasonSignal      Reason = "signal"      // a signal ended the program, Signal is set
 	ReasonTimeout     Reason = "timeout"     // the deadline passed
+	ReasonIdle        Reason = "idle"        // nobody used the session for its idle timeout
 	ReasonOOM         Reason = "oom"         // the memory limit was reached
 	ReasonOutput      Reason = "output"      // more output than OutputMax
 	ReasonCancelled   Reason = "cancelled"   // the caller, or engine kill, ended it

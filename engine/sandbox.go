@@ -50,8 +50,9 @@ type sandbox struct {
 	output  *journal.OutputWriter
 	outputs *outputs
 	guest   *guest
-	sending bool // the streams are in the hands of send
-	cutOff  bool // output was not read to its end
+	server  *server // of a session, once it is ready
+	sending bool    // the streams are in the hands of send
+	cutOff  bool    // output was not read to its end
 	notes   notes
 
 	end ending
@@ -206,6 +207,9 @@ func (sb *sandbox) writeFiles() (err error) {
 	if err := sb.resolverFiles(); err != nil {
 		return err
 	}
+	if sb.Request.Session != nil {
+		return nil // its programs have their own
+	}
 	if sb.output, err = journal.CreateOutput(sb.record.OutputPath(), sb.Request.Limits.OutputKept); err != nil {
 		return err
 	}
@@ -231,13 +235,10 @@ func (sb *sandbox) launch(ctx context.Context) error {
 		return Failed("no_descriptors", "%w", err)
 	}
 	sb.guest = newGuest(conn)
-	stdin, err := feed(sb.stdio[0])
-	if err != nil {
+	if err := sb.sendFirst(conn); err != nil {
 		theirs.Close()
 		return err
 	}
-	sb.sending = true
-	go sb.send(conn, stdin)
 	failpoint("after-job-sent")
 	if err := sb.start(ctx, spec, theirs); err != nil {
 		if ctx.Err() != nil {
@@ -256,6 +257,21 @@ func (sb *sandbox) launch(ctx context.Context) error {
 	}
 	sb.end.ready = bootNow()
 	sb.notes.write(journal.Created, map[string]string{"runtime": name})
+	return nil
+}
+
+// sendFirst has the job, or the session, sent beside all else.
+func (sb *sandbox) sendFirst(conn *net.UnixConn) error {
+	if sb.Request.Session != nil {
+		go func() { sb.sent(conn, initwire.SendSession(conn, sb.shared())) }()
+		return nil
+	}
+	stdin, err := feed(sb.stdio[0])
+	if err != nil {
+		return err
+	}
+	sb.sending = true
+	go sb.send(conn, stdin)
 	return nil
 }
 
@@ -303,17 +319,22 @@ func (sb *sandbox) bounded(ctx context.Context, c ociruntime.Container) error {
 }
 
 // send gives engine-init the job together with the far ends of the program's
-// streams, of which this process then keeps none. An engine-init whose job did not
-// arrive is told that nothing more comes, and ends; what it has said is still read.
+// streams, of which this process then keeps none.
 func (sb *sandbox) send(conn *net.UnixConn, stdin *os.File) {
-	job := sb.job()
-	if err := initwire.Send(conn, job, stdin, sb.outputs.pumps[0].write, sb.outputs.pumps[1].write); err != nil {
-		sb.guest.undelivered <- err
-		conn.CloseWrite() // fails for one that is gone
-	}
+	err := initwire.Send(conn, sb.job(), stdin, sb.outputs.pumps[0].write, sb.outputs.pumps[1].write)
 	stdin.Close()
 	sb.outputs.closeWriters()
 	sb.outputs.start()
+	sb.sent(conn, err)
+}
+
+// sent is called when the first message has left, or did not: an engine-init that it did
+// not reach is told that nothing more comes, and ends; what it has said is still read.
+func (sb *sandbox) sent(conn *net.UnixConn, err error) {
+	if err != nil {
+		sb.guest.undelivered <- err
+		conn.CloseWrite() // fails for one that is gone
+	}
 	for _, s := range sb.Secrets {
 		clear(s.Value)
 	}

@@ -90,6 +90,9 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 	if err := req.Validate(); err != nil {
 		return nil, err
 	}
+	if req.Session != nil && stdio != (Stdio{}) {
+		return nil, Refused("bad_session", "cannot join streams to a session: it has no program of its own")
+	}
 	var fileData [][]byte
 	req.Files, fileData = splitFiles(req.Files)
 	if err := ctx.Err(); err != nil {

@@ -56,7 +56,7 @@ func (r Request) Validate() error {
 	if err := r.Egress.Validate(); err != nil {
 		return Refused("bad_network", "%w", err)
 	}
-	for _, check := range []func() error{r.validateProgram, r.validateUser, r.validateLabels, r.Limits.validate, r.validateBundle, r.validateFiles} {
+	for _, check := range []func() error{r.validateProgram, r.validateUser, r.validateLabels, r.Limits.validate, r.validateBundle, r.validateFiles, r.validateSession} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -65,7 +65,7 @@ func (r Request) Validate() error {
 }
 
 func (r Request) validateProgram() error {
-	if len(r.Command) == 0 && r.Image == "" || len(r.Command) > 0 && r.Command[0] == "" {
+	if len(r.Command) == 0 && r.Image == "" && r.Session == nil || len(r.Command) > 0 && r.Command[0] == "" {
 		return Refused("bad_command", "cannot accept command=%q: it names no program", r.Command)
 	}
 	size := 0

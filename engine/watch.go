@@ -20,7 +20,8 @@ import (
 //	          isolate, then network, root and files side by side, then the runtime,
 //	          then engine-init ready with its job
 //	watch     until the program exits, the deadline, cancel, too much output, or the
-//	          sandbox's own death, whichever comes first: the first sets the reason
+//	          sandbox's own death, whichever comes first: the first sets the reason.
+//	          For a session it is serve: no program's exit ends it, being idle may
 //	kill      cgroup.kill, and wait until no process is left
 //	measure   read the usage from the cgroup that outlives them
 //	drain     what the pipes still hold
@@ -42,7 +43,11 @@ func (sb *sandbox) run(ctx context.Context, c *caller) error {
 	err := sb.create(start, c.cancel)
 	if err == nil {
 		stop()
-		err = sb.watch(c)
+		if sb.Request.Session != nil {
+			err = sb.serve(c)
+		} else {
+			err = sb.watch(c)
+		}
 	}
 	sb.fail(err, c, start)
 	stop()
@@ -198,7 +203,10 @@ func signalName(s syscall.Signal) string {
 // commandError explains why engine-init could not start the program. Most causes
 // are the request's.
 func (sb *sandbox) commandError(f initwire.Frame) error {
-	name := sb.Request.Command[0]
+	return startError(sb.Request.Command[0], sb.Request.Workdir, f)
+}
+
+func startError(name, workdir string, f initwire.Frame) *Error {
 	switch {
 	case f.Stage == initwire.StageExec && (f.Errno == syscall.ENOENT || f.Errno == syscall.ENOTDIR):
 		return Refused("command_not_found", "cannot run command=%q: %w in the image", name, f.Errno).
@@ -213,7 +221,7 @@ func (sb *sandbox) commandError(f initwire.Frame) error {
 		}
 		return Refused("command_not_executable", "cannot run command=%q: %w", name, f.Errno).WithFix(fix)
 	case f.Stage == initwire.StageCwd:
-		return Refused("bad_workdir", "cannot enter workdir=%q: %w", sb.Request.Workdir, f.Errno).
+		return Refused("bad_workdir", "cannot enter workdir=%q: %w", workdir, f.Errno).
 			WithFix("choose a directory that the image has and the user may enter")
 	case f.Stage == initwire.StageFiles && (f.Errno == syscall.ENOSPC || f.Errno == syscall.ENOMEM):
 		return Refused("bad_limit", "cannot write the files of command=%q: %w", name, f.Errno).
@@ -235,6 +243,9 @@ func (sb *sandbox) finish() cgroups.Usage {
 	}
 	if sb.guest != nil {
 		sb.guest.conn.Close()
+	}
+	if sb.server != nil {
+		sb.server.shut(sb.end.reason, emptyBound)
 	}
 	if sb.outputs == nil {
 		return usage

@@ -19,6 +19,20 @@
  *	   |<------- EXIT -------------|<-------- wait ----------------|
  *	   |                           '- exits; the kernel ends what is left
  *
+ * That is a run of one program. A session has none of its own: the first message
+ * carries what all its programs share, and then the monitor has programs started,
+ * any number, until it hangs up (session.c).
+ *
+ *	monitor                    engine-init (pid 1)               programs
+ *	   |<------- READY ------------|
+ *	   |------- session ---------->|   environment, secrets, files, filter
+ *	   |<------ SERVING -----------|
+ *	   |------- EXEC 7 ----------->|   arguments, more environment, stdio
+ *	   |                           |--- fork, filter, execve ----->|
+ *	   |<------ STARTED 7 ---------|                               |
+ *	   |-- SIGNAL 7, DEADLINE ---->|--- kill(process group) ------>|
+ *	   |<------ EXIT 7 ------------|<-------- wait ----------------|
+ *
  * The job may be in the socket before we run. It comes whole or not at all: all
  * of it is received into one mapping and checked (job.c) before anything is done
  * about it. Then its files are written, each new, on a tmpfs and owned by the
@@ -49,7 +63,7 @@
  * Checked by: TestJobCannotTouchInit.
  *
  * Sections: frames, shield, supervision, main. No memory is allocated besides
- * the job's one mapping, and nothing is written to descriptors 0 to 2.
+ * one mapping for each message, and nothing is written to descriptors 0 to 2.
  */
 #define _GNU_SOURCE
 #include "init.h"
@@ -71,7 +85,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the wire is little en
 
 /*** Frames ***/
 
-#define FRAME_MAGIC 0x454e4732u /* "ENG2" */
+#define FRAME_MAGIC 0x454e4733u /* "ENG3" */
 
 struct frame {
 	uint32_t magic;
@@ -79,8 +93,10 @@ struct frame {
 	int32_t a, b;
 	uint64_t c;
 	uint64_t d; /* CLOCK_MONOTONIC nanoseconds of what the frame reports */
+	uint32_t exec; /* whose it is, 0: the job's or the whole sandbox's */
+	uint32_t zero;
 };
-_Static_assert(sizeof(struct frame) == 32, "a frame has 32 bytes");
+_Static_assert(sizeof(struct frame) == 40, "a frame has 40 bytes");
 
 int64_t now(void)
 {
@@ -91,23 +107,32 @@ int64_t now(void)
 	return (int64_t)ts.tv_sec * 1000000000 + ts.tv_nsec;
 }
 
-static void send_frame_at(int64_t when, enum frame_type type, int32_t a, int32_t b, uint64_t c)
+void send_frame_at(int64_t when, uint32_t exec, enum frame_type type, int32_t a, int32_t b, uint64_t c)
 {
-	struct frame frame = { FRAME_MAGIC, type, a, b, c, (uint64_t)when };
+	struct frame frame = { FRAME_MAGIC, type, a, b, c, (uint64_t)when, exec, 0 };
 
 	if (send(CONTROL, &frame, sizeof frame, MSG_NOSIGNAL) != sizeof frame)
 		_exit(EXIT_ENGINE);
 }
 
-void send_frame(enum frame_type type, int32_t a, int32_t b, uint64_t c)
+void send_frame(uint32_t exec, enum frame_type type, int32_t a, int32_t b, uint64_t c)
 {
-	send_frame_at(now(), type, a, b, c);
+	send_frame_at(now(), exec, type, a, b, c);
 }
 
-/* fail reports why the job was not started, and ends the sandbox. */
+/* send_exit reports how a program ended. */
+void send_exit(uint32_t exec, int status, uint64_t cpu)
+{
+	if (WIFEXITED(status))
+		send_frame(exec, FRAME_EXIT, WEXITSTATUS(status), 0, cpu);
+	else
+		send_frame(exec, FRAME_EXIT, -1, WTERMSIG(status), cpu);
+}
+
+/* fail reports why there is no job or no session any more, and ends the sandbox. */
 _Noreturn void fail(enum stage stage, int error)
 {
-	send_frame(FRAME_ERR, error, stage, 0);
+	send_frame(0, FRAME_ERR, error, stage, 0);
 	if (stage != STAGE_EXEC)
 		_exit(EXIT_ENGINE);
 	_exit(error == ENOENT || error == ENOTDIR ? EXIT_NOT_FOUND : EXIT_NOT_EXECUTABLE);
@@ -146,12 +171,7 @@ static void shield(void)
 
 /*** Supervision ***/
 
-/* How many dead children are collected before the socket and the clock are
- * looked at again. */
-enum { REAP_BATCH = 256 };
-
-#define MESSAGE_SIGNAL 1u /* arg: number of the signal for the job's process group */
-#define SIGNAL_MAX     64u
+#define JOB_SIGNAL 1u /* arg: number of the signal for the job's process group */
 
 /* finish reports the job's end and ends the sandbox with the same status. */
 static _Noreturn void finish(int status)
@@ -162,12 +182,8 @@ static _Noreturn void finish(int status)
 	if (getrusage(RUSAGE_CHILDREN, &usage) == 0)
 		cpu = (uint64_t)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) * 1000000 +
 		      (uint64_t)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
-	if (WIFEXITED(status)) {
-		send_frame(FRAME_EXIT, WEXITSTATUS(status), 0, cpu);
-		_exit(WEXITSTATUS(status));
-	}
-	send_frame(FRAME_EXIT, -1, WTERMSIG(status), cpu);
-	_exit(128 + WTERMSIG(status));
+	send_exit(0, status, cpu);
+	_exit(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
 }
 
 /* reap collects dead children, ours and those that were left to us. It does not
@@ -204,7 +220,7 @@ static void receive_messages(pid_t job)
 	if (have < sizeof message)
 		return;
 	have = 0;
-	if (message.type != MESSAGE_SIGNAL || message.arg < 1 || message.arg > SIGNAL_MAX)
+	if (message.type != JOB_SIGNAL || message.arg < 1 || message.arg > SIGNAL_MAX)
 		fail(STAGE_PROTOCOL, EPROTO);
 	kill(-job, (int)message.arg); /* ESRCH: it ended before the message came */
 }
@@ -224,7 +240,7 @@ static _Noreturn void supervise(pid_t job, int64_t deadline)
 		int n;
 
 		if (deadline && left <= 0) {
-			send_frame(FRAME_DEADLINE, 0, 0, 0);
+			send_frame(0, FRAME_DEADLINE, 0, 0, 0);
 			_exit(EXIT_DEADLINE);
 		}
 		if (!more) {
@@ -243,18 +259,21 @@ static _Noreturn void supervise(pid_t job, int64_t deadline)
 
 int main(void)
 {
-	struct job job;
+	struct message first;
+	struct job *job = &first.job;
 	int64_t deadline, begun;
 	pid_t pid;
 
 	shield();
-	send_frame(FRAME_READY, 0, 0, 0);
-	receive_job(&job);
-	deadline = job.deadline;
-	write_files(&job);
+	send_frame(0, FRAME_READY, 0, 0, 0);
+	receive_first(&first);
+	write_files(job);
+	if (first.kind == MESSAGE_SESSION)
+		serve(job);
+	deadline = job->deadline;
 	begun = now(); /* taken before: the job may run, and end, before we do again */
-	pid = start_job(&job);
-	forget_job(&job);
-	send_frame_at(begun, FRAME_STARTED, pid, 0, 0);
+	pid = start_job(job);
+	forget_job(job);
+	send_frame_at(begun, 0, FRAME_STARTED, pid, 0, 0);
 	supervise(pid, deadline);
 }

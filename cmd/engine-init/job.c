@@ -1,11 +1,14 @@
 /*
- * The job as it comes from the monitor: received whole, checked whole.
+ * What the monitor sends: received whole, checked whole.
  *
- * A header of 64 bytes, the job's three descriptors on its first byte, then a
+ * A header of 64 bytes, the program's three descriptors on its first byte, then a
  * payload:
  *
  *	cwd NUL | argv, NUL each | envp, NUL each | filter, 8 bytes each |
  *	cpu mask | files, each: path NUL, u32 mode, u32 length, bytes
+ *
+ * A session comes without descriptors and arguments, an exec without filter, mask and
+ * files; a signal and a deadline are a header alone.
  *
  * The header counts the parts, and the parts must fill the payload exactly. The
  * mode of a file holds its permissions; its highest bit asks for the directories
@@ -26,10 +29,11 @@
 #include <unistd.h>
 
 #define HEADER_MAGIC 0x454e4731u /* "ENG1" */
-#define VERSION      2u
+#define VERSION      3u
 
 #define PAYLOAD_MAX  (40u << 20)
 #define STRINGS_MAX  65536u /* of argv and of envp */
+#define EXEC_ENV_MAX 4096u  /* of an exec, each compared with all of the session's */
 #define FILTERS_MAX  4096u  /* the kernel's BPF_MAXINSNS */
 #define CPUS_MAX     1024u  /* bytes, 8192 CPUs */
 #define FILES_MAX    8192u
@@ -44,13 +48,26 @@ struct header {
 	uint32_t payload;
 	uint32_t argc, envc;
 	uint32_t filters;
-	uint32_t flags; /* none is defined */
+	uint32_t kind;     /* enum message_kind */
 	uint32_t files;
 	uint64_t deadline; /* milliseconds from receipt; 0: none */
 	uint32_t cpus;     /* bytes */
-	uint8_t zero[20];
+	uint32_t id, arg;  /* see enum message_kind */
+	uint8_t zero[12];
 };
 _Static_assert(sizeof(struct header) == 64, "the header has 64 bytes");
+
+/* A message on its way in. */
+struct incoming {
+	struct header header;
+	size_t have;  /* bytes of the header */
+	bool rights;  /* three descriptors came with it */
+	int stdio[3];
+	char *memory; /* tables of strings, then the payload; NULL: it is thrown away */
+	size_t memory_size;
+	size_t tables;
+	size_t filled; /* bytes of the payload */
+};
 
 static _Noreturn void malformed(void)
 {
@@ -59,71 +76,133 @@ static _Noreturn void malformed(void)
 
 /*** Receiving ***/
 
-/* receive fills buffer from the control socket. The monitor's death ends us here
- * as it does everywhere. */
-static void receive(void *buffer, size_t size)
+/* received judges what a call for the control socket's data returned: whether there
+ * was some, or not yet. The monitor's death ends us here as it does everywhere. */
+static bool received(ssize_t n, int flags)
 {
-	for (char *p = buffer; size > 0;) {
-		ssize_t n = recv(CONTROL, p, size, 0);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n <= 0)
-			_exit(EXIT_ENGINE);
-		p += n;
-		size -= (size_t)n;
-	}
+	if (n > 0)
+		return true;
+	if (n < 0 && (errno == EINTR || (errno == EAGAIN && flags & MSG_DONTWAIT)))
+		return false;
+	_exit(EXIT_ENGINE);
 }
 
-/* receive_header reads the header and the descriptors that come with its first
- * byte. They are moved above CONTROL, so that the job's side may put them in
- * place in any order. */
-static void receive_header(struct header *header, int stdio[3])
+/* take_rights notes the descriptors that came with a header's first byte. They are
+ * moved above CONTROL, so that the program's side may put them in place in any order. */
+static void take_rights(struct incoming *in, struct msghdr *message)
+{
+	struct cmsghdr *rights = CMSG_FIRSTHDR(message);
+
+	if (message->msg_flags & MSG_CTRUNC)
+		malformed();
+	if (rights == NULL)
+		return;
+	if (rights->cmsg_level != SOL_SOCKET || rights->cmsg_type != SCM_RIGHTS ||
+	    rights->cmsg_len != CMSG_LEN(sizeof in->stdio))
+		malformed();
+	memcpy(in->stdio, CMSG_DATA(rights), sizeof in->stdio);
+	in->rights = true;
+	for (int i = 0; i < 3; i++)
+		if (in->stdio[i] < CONTROL) {
+			int moved = fcntl(in->stdio[i], F_DUPFD_CLOEXEC, CONTROL + 1);
+
+			if (moved < 0)
+				fail(STAGE_PROTOCOL, errno);
+			close(in->stdio[i]);
+			in->stdio[i] = moved;
+		}
+}
+
+/* receive_header reads some of the header. */
+static bool receive_header(struct incoming *in, int flags)
 {
 	union {
 		struct cmsghdr align;
 		char space[CMSG_SPACE(3 * sizeof(int))];
 	} control;
-	struct iovec iov = { header, sizeof *header };
+	struct iovec iov = { (char *)&in->header + in->have, sizeof in->header - in->have };
 	struct msghdr message = {
 		.msg_iov = &iov, .msg_iovlen = 1,
 		.msg_control = &control, .msg_controllen = sizeof control,
 	};
-	struct cmsghdr *rights;
-	ssize_t n;
+	ssize_t n = recvmsg(CONTROL, &message, flags | MSG_CMSG_CLOEXEC);
 
-	do
-		n = recvmsg(CONTROL, &message, MSG_CMSG_CLOEXEC);
-	while (n < 0 && errno == EINTR);
-	if (n <= 0)
-		_exit(EXIT_ENGINE);
-	rights = CMSG_FIRSTHDR(&message);
-	if (message.msg_flags & MSG_CTRUNC || rights == NULL ||
-	    rights->cmsg_level != SOL_SOCKET || rights->cmsg_type != SCM_RIGHTS ||
-	    rights->cmsg_len != CMSG_LEN(3 * sizeof(int)))
-		malformed();
-	memcpy(stdio, CMSG_DATA(rights), 3 * sizeof(int));
-	for (int i = 0; i < 3; i++)
-		if (stdio[i] < CONTROL) {
-			int moved = fcntl(stdio[i], F_DUPFD_CLOEXEC, CONTROL + 1);
-
-			if (moved < 0)
-				fail(STAGE_PROTOCOL, errno);
-			close(stdio[i]);
-			stdio[i] = moved;
-		}
-	receive((char *)header + n, sizeof *header - (size_t)n);
+	if (!received(n, flags))
+		return false;
+	if (in->have == 0)
+		take_rights(in, &message);
+	in->have += (size_t)n;
+	return true;
 }
 
-static bool acceptable(const struct header *h)
+/* receive_payload reads some of the payload. */
+static bool receive_payload(struct incoming *in, int flags)
+{
+	static char nowhere[4096];
+	size_t left = in->header.payload - in->filled;
+	ssize_t n;
+
+	if (in->memory != NULL)
+		n = recv(CONTROL, in->memory + in->tables + in->filled, left, flags);
+	else
+		n = recv(CONTROL, nowhere, left < sizeof nowhere ? left : sizeof nowhere, flags);
+	if (!received(n, flags))
+		return false;
+	in->filled += (size_t)n;
+	return true;
+}
+
+/* fits reports whether a message of this kind may have these parts. */
+static bool fits(const struct header *h, bool rights)
+{
+	bool parts = h->filters > 0 || h->cpus > 0 || h->files > 0;
+	bool alone = !rights && !parts && h->payload == 0 && h->argc == 0 && h->envc == 0;
+
+	switch (h->kind) {
+	case MESSAGE_JOB:
+		return rights && h->argc >= 1 && h->id == 0 && h->arg == 0;
+	case MESSAGE_SESSION:
+		return !rights && h->argc == 0 && h->id == 0 && h->arg == 0;
+	case MESSAGE_EXEC:
+		return rights && h->argc >= 1 && h->envc <= EXEC_ENV_MAX && !parts && h->id > 0 && h->arg == 0;
+	case MESSAGE_SIGNAL:
+		return alone && h->id > 0 && h->arg >= 1 && h->arg <= SIGNAL_MAX && h->deadline == 0;
+	case MESSAGE_DEADLINE:
+		return alone && h->id == 0 && h->arg == 0;
+	default:
+		return false;
+	}
+}
+
+static bool acceptable(const struct header *h, bool rights)
 {
 	static const uint8_t zero[sizeof h->zero];
 
-	return h->magic == HEADER_MAGIC && h->version == VERSION && h->flags == 0 &&
+	return h->magic == HEADER_MAGIC && h->version == VERSION &&
 	       memcmp(h->zero, zero, sizeof zero) == 0 &&
-	       h->payload <= PAYLOAD_MAX && h->argc >= 1 && h->argc <= STRINGS_MAX &&
+	       h->payload <= PAYLOAD_MAX && h->argc <= STRINGS_MAX &&
 	       h->envc <= STRINGS_MAX && h->filters <= FILTERS_MAX &&
-	       h->files <= FILES_MAX && h->cpus <= CPUS_MAX && h->deadline <= DEADLINE_MAX;
+	       h->files <= FILES_MAX && h->cpus <= CPUS_MAX && h->deadline <= DEADLINE_MAX &&
+	       fits(h, rights);
+}
+
+/* make_room maps memory for the payload, with tables for the strings in it and for as
+ * many more. There may be none: an exec is refused for that, everything else fails. */
+static void make_room(struct incoming *in, uint32_t more)
+{
+	in->tables = ((size_t)in->header.argc + in->header.envc + more + 2) * sizeof(char *);
+	in->memory_size = in->tables + in->header.payload;
+	in->memory = mmap(NULL, in->memory_size, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (in->memory == MAP_FAILED) {
+		if (in->header.kind != MESSAGE_EXEC)
+			fail(STAGE_PROTOCOL, errno);
+		in->memory = NULL;
+		return;
+	}
+	/* Not swapped out, where RLIMIT_MEMLOCK has room for it. The sandbox is
+	 * denied swap by its cgroup as well, so failing here is no loss. */
+	(void)mlock(in->memory, in->memory_size);
 }
 
 /*** Checking ***/
@@ -190,9 +269,11 @@ static struct file take_file(struct cursor *c)
 }
 
 /* check splits the payload into the job's parts. */
-static void check(struct job *job, const struct header *h, char **tables, char *payload)
+static void check(struct job *job, const struct incoming *in)
 {
-	struct cursor c = { payload, h->payload };
+	const struct header *h = &in->header;
+	char **tables = (void *)in->memory;
+	struct cursor c = { in->memory + in->tables, h->payload };
 
 	job->cwd = take_string(&c);
 	if (job->cwd[0] != '/')
@@ -221,27 +302,62 @@ static void check(struct job *job, const struct header *h, char **tables, char *
 		malformed();
 }
 
-/* receive_job waits for the job. It returns only with a complete one. */
-void receive_job(struct job *job)
+/* finish_message hands over a message that is there to its last byte. */
+static void finish_message(struct incoming *in, struct message *message)
 {
-	struct header h;
-	size_t tables;
+	struct job *job = &message->job;
 
-	receive_header(&h, job->stdio);
-	if (!acceptable(&h))
+	memset(message, 0, sizeof *message);
+	message->kind = in->header.kind;
+	message->id = in->header.id;
+	message->arg = in->header.arg;
+	for (int i = 0; i < 3; i++)
+		job->stdio[i] = in->rights ? in->stdio[i] : -1;
+	job->memory = in->memory;
+	job->memory_size = in->memory_size;
+	if (in->memory != NULL)
+		check(job, in);
+	job->deadline = in->header.deadline ? now() + (int64_t)in->header.deadline * 1000000 : 0;
+	memset(in, 0, sizeof *in);
+}
+
+/* receive_first waits for the job or the session. It returns only with a complete one. */
+void receive_first(struct message *message)
+{
+	struct incoming in = { 0 };
+
+	while (in.have < sizeof in.header)
+		receive_header(&in, 0);
+	if (in.header.kind > MESSAGE_SESSION || !acceptable(&in.header, in.rights))
 		malformed();
-	tables = ((size_t)h.argc + h.envc + 2) * sizeof(char *);
-	job->memory_size = tables + h.payload;
-	job->memory = mmap(NULL, job->memory_size, PROT_READ | PROT_WRITE,
-			   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (job->memory == MAP_FAILED)
-		fail(STAGE_PROTOCOL, errno);
-	/* Not swapped out, where RLIMIT_MEMLOCK has room for it. The sandbox is
-	 * denied swap by its cgroup as well, so failing here is no loss. */
-	(void)mlock(job->memory, job->memory_size);
-	receive((char *)job->memory + tables, h.payload);
-	check(job, &h, job->memory, (char *)job->memory + tables);
-	job->deadline = h.deadline ? now() + (int64_t)h.deadline * 1000000 : 0;
+	make_room(&in, 0);
+	while (in.filled < in.header.payload)
+		receive_payload(&in, 0);
+	finish_message(&in, message);
+}
+
+/* receive_later takes in what there is of a session's next message, without waiting
+ * for any: a monitor that stops halfway holds up no deadline. It returns true once the
+ * message is complete. An exec's tables have room for the session's environment. */
+bool receive_later(struct message *message, uint32_t session_env)
+{
+	static struct incoming in;
+
+	while (in.have < sizeof in.header) {
+		if (!receive_header(&in, MSG_DONTWAIT))
+			return false;
+		if (in.have < sizeof in.header)
+			continue;
+		if (in.header.kind <= MESSAGE_SESSION || !acceptable(&in.header, in.rights))
+			malformed();
+		if (in.header.kind == MESSAGE_EXEC)
+			make_room(&in, session_env);
+	}
+	while (in.filled < in.header.payload)
+		if (!receive_payload(&in, MSG_DONTWAIT))
+			return false;
+	finish_message(&in, message);
+	return true;
 }
 
 /*** Files ***/
@@ -334,13 +450,31 @@ void write_files(const struct job *job)
 	}
 }
 
+/* forget_files wipes the files of a session, which end its mapping, and gives their
+ * memory back. */
+void forget_files(struct job *job)
+{
+	uintptr_t end = (uintptr_t)job->memory + job->memory_size;
+	uintptr_t page = ((uintptr_t)job->files + 4095) & ~(uintptr_t)4095;
+
+	explicit_bzero(job->files, end - (uintptr_t)job->files);
+	if (page < end) {
+		(void)munlock((void *)page, end - page);
+		(void)madvise((void *)page, end - page, MADV_DONTNEED);
+	}
+	job->files = NULL;
+	job->file_count = 0;
+}
+
 /* forget_job wipes the job, secrets included, and lets go of its stdio, of which
  * a copy here would keep its readers from seeing the end. */
 void forget_job(struct job *job)
 {
 	for (int i = 0; i < 3; i++)
 		close(job->stdio[i]);
-	explicit_bzero(job->memory, job->memory_size);
-	munmap(job->memory, job->memory_size);
+	if (job->memory != NULL) {
+		explicit_bzero(job->memory, job->memory_size);
+		munmap(job->memory, job->memory_size);
+	}
 	explicit_bzero(job, sizeof *job);
 }

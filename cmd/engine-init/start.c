@@ -1,15 +1,22 @@
 /*
- * Starting the job: a child that shares our memory until execve, as vfork's does.
+ * Starting a program.
  *
- * Sharing is what makes errors exact: the child stores errno and the stage it
- * reached, and we, suspended until it is gone, read them. It is safe because the
- * child is our own code, we do not run beside it, and its stack is its own. It
- * also needs no copy of the secrets.
+ * The job's child shares our memory until execve, as vfork's does. Sharing is what
+ * makes errors exact: the child stores errno and the stage it reached, and we,
+ * suspended until it is gone, read them. It is safe because the child is our own
+ * code, we do not run beside it, and its stack is its own. It also needs no copy of
+ * the secrets.
+ *
+ * An exec's child cannot be waited for like that: other programs of the session run
+ * beside it, under the same user id, and one that stops it would stop us with it. It
+ * is a fork, which writes the same two numbers into a pipe; the pipe ends without
+ * them once execve has succeeded.
  */
 #define _GNU_SOURCE
 #include "init.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <sched.h>
 #include <signal.h>
@@ -23,16 +30,20 @@
 #define SIGNAL_COUNT        64
 #define DEFAULT_PATH        "/usr/local/bin:/usr/bin:/bin"
 
-/* What the child reports; the parent is suspended while it writes. */
-static volatile struct {
-	enum stage stage; /* 0: it got as far as execve */
-	int error;
-} failure;
+/* What the job's child reports; the parent is suspended while it writes. */
+static volatile struct failure failure;
+
+/* Where an exec's child writes the same, -1 in the job's. */
+static int report_to = -1;
 
 static _Noreturn void give_up(enum stage stage, int error)
 {
+	struct failure told = { stage, error };
+
 	failure.error = error;
 	failure.stage = stage;
+	if (report_to >= 0)
+		(void)!write(report_to, &told, sizeof told);
 	_exit(EXIT_ENGINE);
 }
 
@@ -115,7 +126,7 @@ static int execute(char *const *argv, char *const *envp)
 
 /*** The child ***/
 
-/* attach_filter puts the job's filter on this thread alone; execve hands it on. */
+/* attach_filter puts the program's filter on this thread alone; execve hands it on. */
 static void attach_filter(const struct job *job)
 {
 	struct {
@@ -129,24 +140,32 @@ static void attach_filter(const struct job *job)
 		give_up(STAGE_FILTER, errno);
 }
 
-/* child becomes the job.
+/* child becomes the program.
  *
- * SECURITY: the job holds its stdio and no other descriptor.
+ * SECURITY: the program holds its stdio and no other descriptor.
  * A directory of the host behind a stray one is a way out of the sandbox.
  * Holds because: everything above 2 is closed, and an error there is fatal; the
  * working directory is entered afterwards, so that it cannot lead through
- * /proc/self/fd either. Not covered: what the monitor passes as stdio.
- * Checked by: TestJobInheritsNothing. */
+ * /proc/self/fd either. An exec's child keeps the pipe for its report, which execve
+ * closes and which is no directory. Not covered: what the monitor passes as stdio.
+ * Checked by: TestJobInheritsNothing, TestExecInheritsNothing. */
 static int child(void *arg)
 {
 	const struct job *job = arg;
+	unsigned first = CONTROL;
 
+	if (report_to >= 0) {
+		if (dup3(report_to, CONTROL, O_CLOEXEC) != CONTROL)
+			give_up(STAGE_FORK, errno);
+		report_to = CONTROL;
+		first++;
+	}
 	if (setsid() < 0)
 		give_up(STAGE_FORK, errno);
 	for (int i = 0; i < 3; i++)
 		if (dup2(job->stdio[i], i) != i)
 			give_up(STAGE_FORK, errno);
-	if (syscall(SYS_close_range, 3, ~0u, 0) != 0)
+	if (syscall(SYS_close_range, first, ~0u, 0) != 0)
 		give_up(STAGE_FORK, errno);
 	restore_signals();
 	if (chdir(job->cwd) != 0)
@@ -158,15 +177,39 @@ static int child(void *arg)
 	give_up(STAGE_EXEC, execute(job->argv, job->envp));
 }
 
+static char stack[16 << 10] __attribute__((aligned(16)));
+
 /* start_job returns the pid of the running job. */
 pid_t start_job(struct job *job)
 {
-	static char stack[16 << 10] __attribute__((aligned(16)));
 	pid_t pid = clone(child, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD, job);
 
 	if (pid < 0)
 		fail(STAGE_FORK, errno);
 	if (failure.stage != 0)
 		fail(failure.stage, failure.error);
+	return pid;
+}
+
+/* start_exec makes a child that becomes the exec's program, and returns its pid at
+ * once; -1 with errno where none could be made. *report ends without a byte when the
+ * program runs, or after a struct failure. */
+pid_t start_exec(struct job *exec, int *report)
+{
+	int ends[2], error;
+	pid_t pid;
+
+	if (pipe2(ends, O_CLOEXEC) != 0)
+		return -1;
+	report_to = ends[1];
+	pid = clone(child, stack + sizeof stack, SIGCHLD, exec);
+	error = errno;
+	report_to = -1;
+	close(ends[1]);
+	if (pid < 0)
+		close(ends[0]);
+	else
+		*report = ends[0];
+	errno = error;
 	return pid;
 }

@@ -15,15 +15,16 @@ type FrameType uint32
 
 // The frames.
 const (
-	Ready    FrameType = 1 // engine-init runs and waits for the job
-	Started  FrameType = 2 // the job runs, and its secrets are wiped from engine-init
-	Exited   FrameType = 3 // the job ended
-	Failed   FrameType = 4 // the job could not be started
+	Ready    FrameType = 1 // engine-init runs and waits for the job or the session
+	Started  FrameType = 2 // the job runs, and its secrets are wiped from engine-init; or an exec runs
+	Exited   FrameType = 3 // the job or the exec ended
+	Failed   FrameType = 4 // the job or the exec could not be started
 	Deadline FrameType = 5 // engine-init's own deadline passed
+	Serving  FrameType = 6 // the session takes execs
 )
 
 func (t FrameType) String() string {
-	return name(int64(t), "frame", "READY", "STARTED", "EXIT", "ERR", "DEADLINE")
+	return name(int64(t), "frame", "READY", "STARTED", "EXIT", "ERR", "DEADLINE", "SERVING")
 }
 
 // Stage is the step at which a job could not be started.
@@ -55,6 +56,7 @@ func name(n int64, kind string, names ...string) string {
 // Frame is one report of engine-init. Fields that its Type does not name are zero.
 type Frame struct {
 	Type FrameType
+	Exec uint32        // Started, Exited, Failed: of a session's exec; 0: of the job, or of the whole sandbox
 	Time time.Duration // all: CLOCK_MONOTONIC of what it reports; only differences mean anything outside
 
 	Pid    int            // Started: of the job, inside
@@ -66,8 +68,8 @@ type Frame struct {
 }
 
 const (
-	frameMagic = 0x454e4732
-	frameSize  = 32
+	frameMagic = 0x454e4733
+	frameSize  = 40
 	maxErrno   = 4095
 	maxSignal  = 64
 )
@@ -92,11 +94,14 @@ func ReadFrame(r io.Reader) (Frame, error) {
 		kind = FrameType(le.Uint32(b[4:]))
 		x, y = int32(le.Uint32(b[8:])), int32(le.Uint32(b[12:]))
 		c, d = le.Uint64(b[16:]), le.Uint64(b[24:])
+		exec = le.Uint32(b[32:])
 	)
 	f, ok := parseFrame(kind, x, y, c)
-	if !ok || d > math.MaxInt64 {
-		return Frame{}, fmt.Errorf("cannot read frame of engine-init: type=%v a=%d b=%d c=%d d=%d is out of range", kind, x, y, c, d)
+	about := kind == Started || kind == Exited || kind == Failed
+	if !ok || d > math.MaxInt64 || exec != 0 && !about || le.Uint32(b[36:]) != 0 {
+		return Frame{}, fmt.Errorf("cannot read frame of engine-init: type=%v a=%d b=%d c=%d d=%d exec=%d is out of range", kind, x, y, c, d, exec)
 	}
+	f.Exec = exec
 	f.Time = time.Duration(d)
 	return f, nil
 }
@@ -105,7 +110,7 @@ func ReadFrame(r io.Reader) (Frame, error) {
 func parseFrame(kind FrameType, a, b int32, c uint64) (Frame, bool) {
 	f := Frame{Type: kind}
 	switch kind {
-	case Ready, Deadline:
+	case Ready, Deadline, Serving:
 		return f, a == 0 && b == 0 && c == 0
 	case Started:
 		f.Pid = int(a)

@@ -17,7 +17,14 @@ func frameBytes(magic, kind uint32, a, b int32, c, d uint64) []byte {
 	p = le.AppendUint32(p, uint32(a))
 	p = le.AppendUint32(p, uint32(b))
 	p = le.AppendUint64(p, c)
-	return le.AppendUint64(p, d)
+	p = le.AppendUint64(p, d)
+	return le.AppendUint64(p, 0)
+}
+
+// about makes a frame one of an exec.
+func about(exec uint32, frame []byte) []byte {
+	binary.LittleEndian.PutUint32(frame[32:], exec)
+	return frame
 }
 
 func TestReadFrame(t *testing.T) {
@@ -32,10 +39,17 @@ func TestReadFrame(t *testing.T) {
 		{"exit by signal", frameBytes(frameMagic, 3, -1, 9, 0, 0), Frame{Type: Exited, Code: -1, Signal: syscall.SIGKILL}},
 		{"error", frameBytes(frameMagic, 4, 2, 5, 0, 0), Frame{Type: Failed, Errno: syscall.ENOENT, Stage: StageExec}},
 		{"deadline", frameBytes(frameMagic, 5, 0, 0, 0, 0), Frame{Type: Deadline}},
+		{"serving", frameBytes(frameMagic, 6, 0, 0, 0, 1), Frame{Type: Serving, Time: 1}},
+		{"an exec's exit", about(7, frameBytes(frameMagic, 3, 1, 0, 3, 0)), Frame{Type: Exited, Exec: 7, Code: 1, CPU: 3 * time.Microsecond}},
+		{"an exec's error", about(1<<32-1, frameBytes(frameMagic, 4, 2, 5, 0, 0)), Frame{Type: Failed, Exec: 1<<32 - 1, Errno: syscall.ENOENT, Stage: StageExec}},
 
 		{"other magic", frameBytes(jobMagic, 1, 0, 0, 0, 0), Frame{}},
 		{"type 0", frameBytes(frameMagic, 0, 0, 0, 0, 0), Frame{}},
-		{"unknown type", frameBytes(frameMagic, 6, 0, 0, 0, 0), Frame{}},
+		{"unknown type", frameBytes(frameMagic, 7, 0, 0, 0, 0), Frame{}},
+		{"an exec's ready", about(1, frameBytes(frameMagic, 1, 0, 0, 0, 0)), Frame{}},
+		{"an exec's deadline", about(1, frameBytes(frameMagic, 5, 0, 0, 0, 0)), Frame{}},
+		{"serving with a value", frameBytes(frameMagic, 6, 0, 1, 0, 0), Frame{}},
+		{"more behind the exec", append(frameBytes(frameMagic, 1, 0, 0, 0, 0)[:36], 1, 0, 0, 0), Frame{}},
 		{"ready with a value", frameBytes(frameMagic, 1, 1, 0, 0, 0), Frame{}},
 		{"pid 0", frameBytes(frameMagic, 2, 0, 0, 0, 0), Frame{}},
 		{"negative pid", frameBytes(frameMagic, 2, -2, 0, 0, 0), Frame{}},
@@ -65,11 +79,11 @@ func TestReadFrame(t *testing.T) {
 	}
 }
 
-// FuzzReadFrame checks that whatever is accepted is in range and takes 32 bytes.
+// FuzzReadFrame checks that whatever is accepted is in range and takes one frame.
 func FuzzReadFrame(f *testing.F) {
 	f.Add(frameBytes(frameMagic, 3, -1, 9, 1, 2))
 	f.Add(frameBytes(frameMagic, 4, 2, 5, 0, 2))
-	f.Add([]byte("ENG2"))
+	f.Add([]byte("ENG3"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r := bytes.NewReader(b)
 		got, err := ReadFrame(r)
@@ -82,7 +96,7 @@ func FuzzReadFrame(f *testing.F) {
 		if used := len(b) - r.Len(); used != frameSize {
 			t.Errorf("used %d bytes, want %d", used, frameSize)
 		}
-		if got.Type < Ready || got.Type > Deadline || got.Time < 0 || got.CPU < 0 || got.Pid < 0 ||
+		if got.Type < Ready || got.Type > Serving || got.Time < 0 || got.CPU < 0 || got.Pid < 0 ||
 			got.Code < -1 || got.Code > 255 || got.Signal < 0 || got.Signal > maxSignal {
 			t.Errorf("accepted %+v", got)
 		}

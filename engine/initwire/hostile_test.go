@@ -32,6 +32,10 @@ func probeMain(name string) {
 		if err != nil {
 			fmt.Println(err)
 		}
+	case "stop others":
+		for {
+			unix.Kill(-1, unix.SIGSTOP) // neither process 1 nor this one
+		}
 	case "orphans":
 		orphans(10000)
 	}
@@ -177,7 +181,7 @@ func TestSecretsAreWiped(t *testing.T) {
 	job := shell("echo >&0; sleep 60")
 	job.Env = append(job.Env, "TOKEN="+secret)
 	job.Files = []File{{Path: "/run/secrets/token", Data: []byte(secret)}}
-	message, err := job.encode()
+	message, err := job.encode(kindJob, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -183,7 +183,7 @@ func TestBadFilesAreRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			job := shell("echo started")
 			job.Files = []File{{Path: good, Mode: 0o644, Parents: true}}
-			message, err := job.encode()
+			message, err := job.encode(kindJob, 0)
 			if err != nil || len(path) != len(good) {
 				t.Fatal(err, path)
 			}
@@ -255,7 +255,7 @@ func TestMonitorDies(t *testing.T) {
 
 func TestMonitorDiesBeforeTheJobIsWhole(t *testing.T) {
 	job := fullJob()
-	message, err := job.encode()
+	message, err := job.encode(kindJob, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

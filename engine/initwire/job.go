@@ -9,7 +9,15 @@
 //	READY, STARTED, DEADLINE       it ran into engine-init's own deadline
 //	READY, ERR                     it could not be started
 //
-// then end of file. Closing the monitor's end kills the sandbox. The job may be
+// then end of file. Or it sends a session with SendSession, and then any number of
+// programs with SendExec, each under an id of its own:
+//
+//	READY, SERVING                 the session takes execs
+//	STARTED id, EXIT id            one ran, beside others
+//	ERR id                         it could not be started; the session goes on
+//	DEADLINE, or ERR without id    the session is over
+//
+// Closing the monitor's end kills the sandbox. The first message may be
 // sent before engine-init runs. What is sent is trusted; what is read comes from
 // inside a sandbox and is not, so a Frame is checked before it is returned, and
 // whoever reads frames should still expect them in any order.
@@ -34,6 +42,7 @@ import (
 const (
 	MaxPayload  = 40 << 20 // bytes of arguments, environment, filter and files together
 	MaxStrings  = 65536    // arguments, and variables
+	MaxExecEnv  = 4096     // variables of an exec
 	MaxFilter   = 4096     // instructions
 	MaxCPUMask  = 1024     // bytes
 	MaxFiles    = 8192
@@ -42,7 +51,7 @@ const (
 
 const (
 	jobMagic    = 0x454e4731
-	version     = 2
+	version     = 3
 	headerSize  = 64
 	instruction = 8       // bytes of a struct sock_filter
 	modeParents = 1 << 31 // File.Parents
@@ -106,19 +115,28 @@ func Pair() (monitor *net.UnixConn, guest *os.File, err error) {
 // descriptors stay open and belong to the caller. A job that cannot be sent is a
 // *JobError.
 func Send(conn *net.UnixConn, job Job, stdin, stdout, stderr *os.File) error {
-	message, err := job.encode()
+	message, err := job.encode(kindJob, 0)
 	if err != nil {
 		return err
 	}
 	defer clear(message)
-	n, err := sendRights(conn, message[:headerSize], stdin, stdout, stderr)
-	if err == nil {
-		_, err = conn.Write(message[n:])
-	}
-	if err != nil {
+	if err := sendMessage(conn, message, stdin, stdout, stderr); err != nil {
 		return fmt.Errorf("cannot send job: %w", err)
 	}
 	return nil
+}
+
+// sendMessage writes a message, with descriptors on its first byte if there are any.
+func sendMessage(conn *net.UnixConn, message []byte, files ...*os.File) error {
+	n := 0
+	if len(files) > 0 {
+		var err error
+		if n, err = sendRights(conn, message[:headerSize], files...); err != nil {
+			return err
+		}
+	}
+	_, err := conn.Write(message[n:])
+	return err
 }
 
 // Signal asks engine-init to send sig to the job's process group. It may be called
@@ -165,24 +183,42 @@ func sendRights(conn *net.UnixConn, b []byte, files ...*os.File) (n int, err err
 	return n, err
 }
 
+// kind tells what a message is.
+type kind uint32
+
+const (
+	kindJob      kind = 0
+	kindSession  kind = 1
+	kindExec     kind = 2
+	kindSignal   kind = 3
+	kindDeadline kind = 4
+)
+
+// header is the head of a message of the job's parts.
+func (job Job) header(k kind, id, arg uint32, size int) []byte {
+	le := binary.LittleEndian
+	b := make([]byte, headerSize, headerSize+size)
+	for i, v := range []uint32{
+		jobMagic, version, uint32(size), uint32(len(job.Args)), uint32(len(job.Env)),
+		uint32(len(job.Filter) / instruction), uint32(k), uint32(len(job.Files)),
+	} {
+		le.PutUint32(b[4*i:], v)
+	}
+	le.PutUint64(b[32:], uint64((job.Deadline+time.Millisecond-1)/time.Millisecond))
+	for i, v := range []uint32{uint32(len(job.CPUMask)), id, arg} {
+		le.PutUint32(b[40+4*i:], v)
+	}
+	return b
+}
+
 // encode returns the whole message: header and payload.
-func (job Job) encode() ([]byte, error) {
-	size, err := job.check()
+func (job Job) encode(k kind, id uint32) ([]byte, error) {
+	size, err := job.check(k)
 	if err != nil {
 		return nil, err
 	}
 	le := binary.LittleEndian
-	b := make([]byte, headerSize, headerSize+size)
-	for i, v := range []int{
-		jobMagic, version, size, len(job.Args), len(job.Env),
-		len(job.Filter) / instruction, 0, len(job.Files),
-	} {
-		le.PutUint32(b[4*i:], uint32(v))
-	}
-	le.PutUint64(b[32:], uint64((job.Deadline+time.Millisecond-1)/time.Millisecond))
-	le.PutUint32(b[40:], uint32(len(job.CPUMask)))
-
-	b = append(append(b, job.Cwd...), 0)
+	b := append(append(job.header(k, id, 0, size), job.Cwd...), 0)
 	for _, s := range job.Args {
 		b = append(append(b, s...), 0)
 	}
@@ -205,7 +241,7 @@ func (job Job) encode() ([]byte, error) {
 }
 
 // check returns the size of the payload, or why there can be none.
-func (job Job) check() (int, error) {
+func (job Job) check(k kind) (int, error) {
 	counts := []struct {
 		field    string
 		n, limit int
@@ -222,7 +258,7 @@ func (job Job) check() (int, error) {
 		}
 	}
 	switch {
-	case len(job.Args) == 0:
+	case len(job.Args) == 0 && k != kindSession:
 		return 0, &JobError{"Args", "is empty"}
 	case !strings.HasPrefix(job.Cwd, "/"):
 		return 0, &JobError{"Cwd", fmt.Sprintf("%q is not absolute", job.Cwd)}
@@ -230,6 +266,8 @@ func (job Job) check() (int, error) {
 		return 0, &JobError{"Filter", "ends within an instruction"}
 	case job.Deadline < 0 || job.Deadline > MaxDeadline:
 		return 0, &JobError{"Deadline", fmt.Sprintf("%v is not between 0 and %v", job.Deadline, MaxDeadline)}
+	case k == kindExec && len(job.Env) > MaxExecEnv:
+		return 0, &JobError{"Env", fmt.Sprintf("has length %d, more than %d", len(job.Env), MaxExecEnv)}
 	}
 	return job.size()
 }

@@ -115,7 +115,7 @@ func fullJob() Job {
 func TestEncodeIsReadBack(t *testing.T) {
 	minimal := Job{Args: []string{"true"}, Cwd: "/"}
 	for _, want := range []Job{fullJob(), minimal} {
-		b, err := want.encode()
+		b, err := want.encode(kindJob, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -127,7 +127,7 @@ func TestEncodeIsReadBack(t *testing.T) {
 			t.Errorf("job read back = %s, want %s", g, w)
 		}
 	}
-	b, err := Job{Args: []string{"true"}, Cwd: "/", Deadline: 1}.encode()
+	b, err := Job{Args: []string{"true"}, Cwd: "/", Deadline: 1}.encode(kindJob, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestEncodeRefuses(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			job := fullJob()
 			tt.change(&job)
-			_, err := job.encode()
+			_, err := job.encode(kindJob, 0)
 			var refused *JobError
 			if !errors.As(err, &refused) || refused.Field != tt.field {
 				t.Errorf("error = %v, want a JobError about %s", err, tt.field)
@@ -174,7 +174,7 @@ func TestEncodeRefuses(t *testing.T) {
 
 // TestErrorsHideSecrets checks that no value of the environment is quoted.
 func TestErrorsHideSecrets(t *testing.T) {
-	_, err := Job{Args: []string{"true"}, Cwd: "/", Env: []string{"TOKEN=hunter2\x00"}}.encode()
+	_, err := Job{Args: []string{"true"}, Cwd: "/", Env: []string{"TOKEN=hunter2\x00"}}.encode(kindJob, 0)
 	if err == nil || strings.Contains(err.Error(), "hunter2") {
 		t.Errorf("error = %v, want one without the value", err)
 	}
@@ -187,7 +187,7 @@ func FuzzEncode(f *testing.F) {
 			Args: []string{arg}, Env: []string{env}, Cwd: cwd, Filter: filter, CPUMask: mask,
 			Deadline: time.Duration(deadline) * time.Millisecond, Files: []File{{Path: path, Data: data}},
 		}
-		b, err := want.encode()
+		b, err := want.encode(kindJob, 0)
 		if err != nil {
 			return
 		}

@@ -26,12 +26,12 @@ func TestMutatedJobs(t *testing.T) {
 		Args: []string{"/true", "argument"}, Env: []string{"A=1", "PATH=/"}, Cwd: "/",
 		Filter: allowAll, CPUMask: []byte{255, 0, 0, 0, 0, 0, 0, 0}, Deadline: 2 * time.Second,
 	}
-	whole, err := job.encode()
+	whole, err := job.encode(kindJob, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	job.Files = []File{{Path: "/x/secret", Data: []byte("hunter2")}}
-	withFile, err := job.encode()
+	withFile, err := job.encode(kindJob, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

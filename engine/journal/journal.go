@@ -10,6 +10,8 @@
 //	started.json  the program runs
 //	exit.json     the result is known
 //	cleaned.json  nothing of the run is left on the host
+//	deadline.json when a session ends at the latest; replaced when that changes
+//	exec          what ran in a session, a directory for each, see ExecRecord
 //	output.log    what the program wrote, see OutputWriter
 //	network.log   each decision about its network, a line of JSON
 //	reserve       room for the last two records, while the run is not cleaned

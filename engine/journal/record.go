@@ -26,6 +26,10 @@ const (
 
 var order = []string{Intent, Created, Started, Exit, Cleaned}
 
+// Deadline is written beside them, and again whenever it changes: it tells nothing of
+// how far a run is.
+const Deadline = "deadline"
+
 const (
 	// schema is the version of the envelope and of what it holds. A record of
 	// another version is not guessed at: it counts as absent.
@@ -76,23 +80,12 @@ func (r *Run) Write(name string, v any, sync bool) error {
 }
 
 func (r *Run) write(name string, v any, sync bool) error {
-	if !slices.Contains(order, name) {
+	if !slices.Contains(order, name) && name != Deadline {
 		return errors.New("internal error: no such record")
 	}
-	boot, err := BootID()
+	data, err := encodeRecord(r.id, name, v)
 	if err != nil {
 		return err
-	}
-	value, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	data, err := json.Marshal(envelope{Header{schema, r.id, name, boot, time.Now()}, value})
-	if err != nil {
-		return err
-	}
-	if len(data) > maxRecord {
-		return fmt.Errorf("%d bytes are more than %d", len(data), maxRecord)
 	}
 	path := filepath.Join(r.dir, name+".json")
 	if name == Cleaned {
@@ -100,9 +93,9 @@ func (r *Run) write(name string, v any, sync bool) error {
 			return err
 		}
 	}
-	err = writeFile(path+".tmp", append(data, '\n'), sync)
+	err = writeFile(path+".tmp", data, sync)
 	if name == Exit && (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)) && r.remove(reserveName) == nil {
-		err = writeFile(path+".tmp", append(data, '\n'), sync)
+		err = writeFile(path+".tmp", data, sync)
 	}
 	if err != nil {
 		return err
@@ -118,6 +111,26 @@ func (r *Run) write(name string, v any, sync bool) error {
 	}
 	// The first record also puts the run's own name on disk, one directory up.
 	return errors.Join(syncDir(r.dir), syncDir(filepath.Dir(r.dir)))
+}
+
+// encodeRecord is a record as it stands in its file.
+func encodeRecord(run, name string, v any) ([]byte, error) {
+	boot, err := BootID()
+	if err != nil {
+		return nil, err
+	}
+	value, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	data, err := json.Marshal(envelope{Header{schema, run, name, boot, time.Now()}, value})
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > maxRecord {
+		return nil, fmt.Errorf("%d bytes are more than %d", len(data), maxRecord)
+	}
+	return append(data, '\n'), nil
 }
 
 // Sync brings a record that was written without sync, and its name, to the disk.
@@ -159,7 +172,7 @@ func (r *Run) Reserve() error {
 // halves of records that a crash left.
 func (r *Run) tidy() error {
 	errs := []error{r.remove(reserveName)}
-	for _, name := range order {
+	for _, name := range append([]string{Deadline}, order...) {
 		errs = append(errs, r.remove(name+".json.tmp"))
 	}
 	return errors.Join(errs...)
@@ -196,26 +209,28 @@ func syncDir(path string) error {
 // Read reads the record name into v, which may be nil. A record that was never
 // written is fs.ErrNotExist, one that cannot be used is *RecordError; a caller
 // that only wants to know how far a run got treats both alike.
-func (r *Run) Read(name string, v any) (Header, error) {
+func (r *Run) Read(name string, v any) (Header, error) { return readRecord(r.dir, r.id, name, v) }
+
+func readRecord(dir, run, name string, v any) (Header, error) {
 	// A stray fifo or link under a record's name must not stop a listing.
-	f, err := os.OpenFile(filepath.Join(r.dir, name+".json"), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	f, err := os.OpenFile(filepath.Join(dir, name+".json"), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Header{}, err
 	}
 	if err != nil {
-		return Header{}, &RecordError{Run: r.id, Record: name, Why: err.Error()}
+		return Header{}, &RecordError{Run: run, Record: name, Why: err.Error()}
 	}
 	data, err := io.ReadAll(io.LimitReader(f, maxRecord+1))
 	if err = errors.Join(err, f.Close()); err != nil {
-		return Header{}, &RecordError{Run: r.id, Record: name, Why: err.Error()}
+		return Header{}, &RecordError{Run: run, Record: name, Why: err.Error()}
 	}
-	e, err := parseRecord(r.id, name, data)
+	e, err := parseRecord(run, name, data)
 	if err != nil {
 		return Header{}, err
 	}
 	if v != nil {
 		if err := json.Unmarshal(e.Value, v); err != nil {
-			return Header{}, &RecordError{Run: r.id, Record: name, Why: err.Error()}
+			return Header{}, &RecordError{Run: run, Record: name, Why: err.Error()}
 		}
 	}
 	return e.Header, nil

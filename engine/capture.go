@@ -1,0 +1,233 @@
+package engine
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/direct-oci/engine/engine/journal"
+)
+
+const (
+	execPipe  = 256 << 10 // of an exec's stdout and stderr
+	execChunk = 64 << 10  // read at once
+)
+
+// chunks are the buffers of streams that are being read.
+var chunks = sync.Pool{New: func() any { return new([execChunk]byte) }}
+
+// capture carries one output stream of an exec to its record, at the speed of the disk:
+// nobody else is waited for.
+type capture struct {
+	stream journal.Stream
+	read   *os.File
+	done   chan struct{} // it was read to its end
+	failed error         // of the record; read after done
+}
+
+// streams makes the exec's streams and returns the program's ends of them. After an
+// error some of those are nil.
+func (x *execution) streams() (theirs []*os.File, err error) {
+	theirs = make([]*os.File, 3)
+	switch {
+	case x.exec.Raw:
+		theirs[0], err = x.rawPipe(true)
+	case x.exec.Stdin:
+		x.stdin = &stdinPipe{framed: x.exec.TTY != nil}
+		x.stdin.pipe, theirs[0], err = programPipe(true, 0)
+		if err == nil && x.exec.TTY != nil {
+			x.stdin.resize(*x.exec.TTY)
+		}
+	default:
+		theirs[0], err = os.Open(os.DevNull)
+	}
+	for stream := journal.Stdout; stream <= journal.Stderr && err == nil; stream++ {
+		if x.exec.Raw && stream == journal.Stdout {
+			theirs[1], err = x.rawPipe(false)
+			continue
+		}
+		c := &capture{stream: stream, done: make(chan struct{})}
+		if c.read, theirs[stream], err = programPipe(false, execPipe); err == nil {
+			x.captures = append(x.captures, c)
+		}
+	}
+	return theirs, err
+}
+
+// rawPipe makes a pipe whose one end is for the caller, and returns the program's.
+func (x *execution) rawPipe(input bool) (theirs *os.File, err error) {
+	ours, theirs, err := programPipe(input, execPipe)
+	if err == nil {
+		x.raw = append(x.raw, ours)
+	}
+	return theirs, err
+}
+
+// programPipe makes a pipe between this process, whose end can be interrupted, and a program,
+// whose end blocks as programs expect. Input is what the program reads.
+func programPipe(input bool, size int) (ours, theirs *os.File, err error) {
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
+		return nil, nil, err
+	}
+	if size > 0 {
+		// A kernel that refuses (pipe-user-pages-soft) leaves a smaller, slower pipe.
+		unix.FcntlInt(uintptr(fds[0]), unix.F_SETPIPE_SZ, size)
+	}
+	mine, other := fds[0], fds[1]
+	if input {
+		mine, other = other, mine
+	}
+	if err := unix.SetNonblock(mine, true); err != nil {
+		return nil, nil, errors.Join(err, unix.Close(mine), unix.Close(other))
+	}
+	return os.NewFile(uintptr(mine), "pipe"), os.NewFile(uintptr(other), "pipe"), nil
+}
+
+// carry reads the stream to its end.
+func (c *capture) carry(x *execution) {
+	defer close(c.done)
+	defer c.read.Close()
+	buffer := chunks.Get().(*[execChunk]byte)
+	defer chunks.Put(buffer)
+	take := func(n int) {
+		if n <= 0 {
+			return
+		}
+		if err := x.output.Append(c.stream, buffer[:n]); err != nil && c.failed == nil {
+			c.failed = err
+		}
+		x.wrote()
+	}
+	for {
+		n, err := c.read.Read(buffer[:])
+		take(n)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			c.rest(buffer[:], take)
+			return
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// rest reads what the pipe holds at this moment. The program is over by now, and
+// somebody who goes on writing is not waited for.
+func (c *capture) rest(buffer []byte, take func(int)) {
+	raw, err := c.read.SyscallConn()
+	if err != nil {
+		return
+	}
+	// A failure to control means that the pipe is closed already.
+	_ = raw.Control(func(fd uintptr) {
+		left, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
+		for left > 0 && err == nil {
+			var n int
+			if n, err = unix.Read(int(fd), buffer[:min(left, len(buffer))]); err == unix.EINTR {
+				err = nil
+				continue
+			}
+			if n <= 0 {
+				return
+			}
+			take(n)
+			left -= n
+		}
+	})
+}
+
+// finish waits for the end of the stream of a program that is over. What it left running
+// may hold the pipe, so the wait is bounded, and the pipe is closed then.
+func (c *capture) finish() error {
+	// It fails for a pipe that was closed at its end.
+	_ = c.read.SetReadDeadline(time.Now().Add(drainBound))
+	<-c.done
+	return c.failed
+}
+
+// stdinPipe is what an exec's program reads.
+type stdinPipe struct {
+	pipe   *os.File
+	framed bool // the program is the engine's own, which serves a terminal
+
+	writing sync.Mutex // one record, or one piece, at a time
+
+	mu   sync.Mutex
+	size *WindowSize // for the next record
+}
+
+// The records of a framed stdin: a byte for the kind, a u32 with the length, the bytes.
+const (
+	recordData   = 'D'
+	recordResize = 'R' // u16 rows, u16 columns
+	recordEnd    = 'E'
+)
+
+// write passes data on at the pace of the program. One that does not read any more is
+// none of the caller's business.
+func (p *stdinPipe) write(data []byte) {
+	if p == nil || len(data) == 0 {
+		return
+	}
+	p.writing.Lock()
+	defer p.writing.Unlock()
+	if !p.framed {
+		_, _ = p.pipe.Write(data)
+		return
+	}
+	p.flushSize()
+	p.put(recordData, data)
+	p.flushSize()
+}
+
+// finish says that nothing follows.
+func (p *stdinPipe) finish() {
+	if p == nil {
+		return
+	}
+	p.writing.Lock()
+	defer p.writing.Unlock()
+	if p.framed {
+		p.put(recordEnd, nil)
+		return
+	}
+	p.close()
+}
+
+// close ends the stream, also under a write that waits.
+func (p *stdinPipe) close() { p.pipe.Close() }
+
+// resize has the size passed on now, or right after the record that is being written.
+// Of several sizes that wait the last counts.
+func (p *stdinPipe) resize(size WindowSize) {
+	p.mu.Lock()
+	p.size = &size
+	p.mu.Unlock()
+	if p.writing.TryLock() {
+		defer p.writing.Unlock()
+		p.flushSize()
+	}
+}
+
+// Preconditions: writing is held.
+func (p *stdinPipe) flushSize() {
+	p.mu.Lock()
+	size := p.size
+	p.size = nil
+	p.mu.Unlock()
+	if size != nil {
+		data := binary.LittleEndian.AppendUint16(nil, size.Rows)
+		p.put(recordResize, binary.LittleEndian.AppendUint16(data, size.Columns))
+	}
+}
+
+// Preconditions: writing is held.
+func (p *stdinPipe) put(kind byte, data []byte) {
+	record := binary.LittleEndian.AppendUint32([]byte{kind}, uint32(len(data)))
+	_, _ = p.pipe.Write(append(record, data...))
+}
