@@ -21,12 +21,13 @@ func describe(err error) *job.Failure {
 	}
 	var (
 		space  *intake.SpaceError
+		limit  *tree.LimitError
 		remote *registry.Error
 	)
 	switch {
 	case errors.Is(err, context.Canceled):
 		*f = job.Failure{Request: true, Kind: "cancelled", Message: "cannot go on: interrupted; nothing is left behind"}
-	case errors.As(err, &space):
+	case errors.As(err, &space), errors.As(err, &limit) && limit.OfDisk():
 		f.Kind = "no_space"
 	case errors.As(err, &remote):
 		f.Kind = string(remote.Kind)

@@ -92,9 +92,10 @@ func (a *app) rootCommand() *cobra.Command {
 			"container daemon, and says what came of them and what they used.",
 	})
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.host.StateDir, "state-dir", "/var/lib/engine", "`DIR` of records and images")
-	flags.StringVar(&a.host.RunDir, "run-dir", "/run/engine", "`DIR` of what does not outlive a boot")
-	flags.StringVar(&a.host.CgroupRoot, "cgroup-root", "", "`DIR` of the cgroups of all runs (default engine, below the cgroup2 mount)")
+	a.host.StateDir, a.host.RunDir = "/var/lib/engine", "/run/engine"
+	dirFlag(flags, &a.host.StateDir, "state-dir", "DIR of records and images")
+	dirFlag(flags, &a.host.RunDir, "run-dir", "DIR of what does not outlive a boot")
+	dirFlag(flags, &a.host.CgroupRoot, "cgroup-root", "DIR of the cgroups of all runs (default engine, below the cgroup2 mount)")
 	later(flags, "config", "FILE", "only the governed runner reads a configuration file")
 	root.AddCommand(
 		a.runCommand(), a.execCommand(), a.bundleCommand(), a.netCommand(), a.imageCommand(),

@@ -35,6 +35,19 @@ func (v *value) Set(text string) error {
 	return err
 }
 
+// dirFlag defines a flag of a directory. An empty one is refused: it is what a script
+// gives whose variable is not set, and does not mean the default.
+func dirFlag(flags *pflag.FlagSet, p *string, name, usage string) {
+	flags.Var(&value{typ: "DIR", def: *p, set: func(text string) error {
+		if text == "" {
+			return engine.Refused("bad_flag", "cannot accept --%s=%q: it names no directory", name, text).
+				WithFix("leave the flag out for the default")
+		}
+		*p = text
+		return nil
+	}}, name, usage)
+}
+
 // sizeFlag defines a flag of a number of bytes. Its default is the value of p,
 // shown as def.
 func sizeFlag(flags *pflag.FlagSet, p *int64, name, def, usage string) {

@@ -32,7 +32,7 @@ func putTar(w *tree.Writer, stream io.Reader, layer bool) error {
 		before := in.left
 		h, err := r.Next()
 		switch {
-		case errors.Is(err, io.EOF) && w.Counts.Entries == 0 && !layer:
+		case (errors.Is(err, io.EOF) || errors.Is(err, tar.ErrHeader)) && w.Counts.Entries == 0 && !layer:
 			return errors.New("it is not a tar archive, or an empty one")
 		case errors.Is(err, io.EOF) && before-in.left < blockSize && !layer:
 			return io.ErrUnexpectedEOF // no more than padding came: the end mark is missing

@@ -24,7 +24,16 @@ type LimitError struct {
 	Fix   string
 }
 
+// contentOfFiles is What of the limit that a full disk lowers.
+const contentOfFiles = "bytes of files"
+
+// OfDisk says that it is not the image that is too large, but the disk that is too full.
+func (e *LimitError) OfDisk() bool { return e.What == contentOfFiles && e.Limit < defaultMaxBytes }
+
 func (e *LimitError) Error() string {
+	if e.OfDisk() {
+		return fmt.Sprintf("cannot import more than %d %s: the disk has no room", e.Limit, e.What)
+	}
 	return fmt.Sprintf("cannot import more than %d %s", e.Limit, e.What)
 }
 

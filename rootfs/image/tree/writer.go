@@ -68,7 +68,7 @@ func (l Limits) Check(c Counts) error {
 	case c.Entries > most.MaxEntries:
 		return &LimitError{What: "entries", Limit: most.MaxEntries}
 	case c.Bytes > most.MaxBytes:
-		return &LimitError{What: "bytes of files", Limit: most.MaxBytes, Fix: "import a smaller image"}
+		return &LimitError{What: contentOfFiles, Limit: most.MaxBytes, Fix: "import a smaller image"}
 	}
 	return nil
 }
@@ -415,7 +415,7 @@ func (w *Writer) putFile(dir *os.File, base string, e Entry) (err error) {
 }
 
 func (w *Writer) tooLarge() error {
-	return &LimitError{What: "bytes of files", Limit: w.limits.MaxBytes, Fix: "free space below the state directory, or import a smaller image"}
+	return &LimitError{What: contentOfFiles, Limit: w.limits.MaxBytes, Fix: "free space below the state directory, or import a smaller image"}
 }
 
 // copy writes e's content to f. A file's extents are shared where the file system
