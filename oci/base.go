@@ -51,12 +51,18 @@ func syntheticSys() specs.Mount {
 
 // SECURITY: files of the kernel that tell about the host or other sandboxes are masked.
 // Side channels (interrupts, timers), addresses (kallsyms, iomem) and triggers (sysrq) are among them.
-// Holds because: runc, crun and libcontainer cover each; gVisor has none of them.
-// Not covered: /proc/uptime, /proc/loadavg and /proc/version. Checked by: TestRenderKeepsBaseline.
+// Holds because: runc, crun and libcontainer cover each; gVisor has none of them, but a
+// command line that is the same everywhere.
+// Not covered: /proc/uptime, /proc/loadavg, /proc/version and the id of the boot. Checked by: TestRenderKeepsBaseline.
 var maskedPaths = []string{
 	"/proc/acpi",
+	"/proc/allocinfo",
 	"/proc/asound",
+	"/proc/bootconfig",
+	"/proc/buddyinfo",
+	"/proc/cmdline",
 	"/proc/config.gz",
+	"/proc/diskstats",
 	"/proc/interrupts",
 	"/proc/iomem",
 	"/proc/ioports",
@@ -71,14 +77,18 @@ var maskedPaths = []string{
 	"/proc/latency_stats",
 	"/proc/modules",
 	"/proc/pagetypeinfo",
+	"/proc/partitions",
 	"/proc/pressure",
 	"/proc/sched_debug",
+	"/proc/schedstat",
 	"/proc/scsi",
 	"/proc/slabinfo",
+	"/proc/softirqs",
 	"/proc/sysrq-trigger",
 	"/proc/timer_list",
 	"/proc/timer_stats",
 	"/proc/vmallocinfo",
+	"/proc/vmstat",
 	"/proc/zoneinfo",
 }
 

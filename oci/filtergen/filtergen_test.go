@@ -148,7 +148,7 @@ func guarded(name string, args [6]uint64) bool {
 
 // interesting are argument values at the edges of what the policy compares.
 var interesting = []uint64{
-	0, 1, 2, 3, 8, 9, 10, 15, 16, 17, 38, 40, 0x20000, 0x5412, 0x541c, 0x8901, 0x8902,
+	0, 1, 2, 3, 5, 6, 8, 9, 10, unix.SOCK_STREAM | unix.SOCK_CLOEXEC, 132, 15, 16, 17, 38, 40, 0x20000, 0x5412, 0x541c, 0x8901, 0x8902,
 	1 << 32, 1<<32 | 1, 1<<32 | 2, 1<<32 | 8, 1<<32 | 10, 1<<32 | 16, 0xffffffff00000001,
 	0xffffffff, 0xffffffffffffffff, 0x7fffffff, 0x80000000, 0x80000001,
 	unix.CLONE_NEWNS, unix.CLONE_NEWUTS, unix.CLONE_NEWIPC, unix.CLONE_NEWUSER, unix.CLONE_NEWPID, unix.CLONE_NEWNET, unix.CLONE_NEWCGROUP,
