@@ -51,10 +51,14 @@ func (o *Output) PrintJSON(v any) error { return o.encode(v, "") }
 func (o *Output) PrintIndented(v any) error { return o.encode(v, "  ") }
 
 func (o *Output) encode(v any, indent string) error {
-	enc := json.NewEncoder(o.Stdout)
+	var b strings.Builder
+	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", indent)
-	return written(enc.Encode(v))
+	if err := enc.Encode(v); err != nil {
+		return engine.Failed("internal", "cannot encode the answer: %w", err)
+	}
+	return o.Print(EscapeJSON(b.String()))
 }
 
 func written(err error) error {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 )
@@ -55,4 +56,24 @@ func FuzzEscape(f *testing.F) {
 			t.Fatalf("cut at %d: %q, want %q", cut, parts, got)
 		}
 	})
+}
+
+// TestJSONSteersNoTerminal proves that an answer in JSON has no character that a terminal
+// obeys, and says the same to whoever reads it as JSON.
+func TestJSONSteersNoTerminal(t *testing.T) {
+	for _, text := range []string{"\x1b[31m", "\u009b31m\u0085", "\x7f", "\u202eevil\u202c", "a\u200bb\ufeff\u2028\u00ad\U000e0041", "h\u00e9llo \u4e16 \U0001f600", `\\u009b`, "a\"b\\c\n\t"} {
+		var b strings.Builder
+		o := Output{Stdout: &b}
+		if err := o.PrintJSON(map[string]string{"stdout": text}); err != nil {
+			t.Fatal(err)
+		}
+		printed := strings.TrimSuffix(b.String(), "\n")
+		if got := Escape(printed); got != printed {
+			t.Errorf("%q is printed as %q", text, printed)
+		}
+		var back map[string]string
+		if err := json.Unmarshal([]byte(printed), &back); err != nil || back["stdout"] != text {
+			t.Errorf("%q is read back as %q (%v)", text, back["stdout"], err)
+		}
+	}
 }
