@@ -37,10 +37,10 @@ setup: ## install the Debian packages and the Go that are missing (as root)
 	@hack/setup.sh
 
 .PHONY: build
-build: bin/engine bin/engine-runner bin/engine-image bin/engine-monitor bin/engine-init ## build the engine's static binaries into bin/
+build: bin/engine bin/engine-runner bin/engine-image bin/engine-monitor bin/engine-init bin/engine-launch ## build the engine's static binaries into bin/
 
 # Go decides itself what is out of date.
-.PHONY: bin/engine bin/engine-runner bin/engine-image bin/engine-monitor bin/engine-init
+.PHONY: bin/engine bin/engine-runner bin/engine-image bin/engine-monitor bin/engine-init bin/engine-launch
 bin/engine: | setup
 	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w $(STAMP)' -o $@ ./cmd/engine
 
@@ -62,8 +62,8 @@ faults: build tools ## build the programs of the fault tests into bin/
 	CGO_ENABLED=1 $(GO_BUILD) -tags 'failpoint netgo osusergo' -ldflags '-s -w $(STAMP) $(STATIC_CGO)' -o bin/engine-monitor-failpoint ./cmd/engine-monitor
 	CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w' -o bin/nth ./integration/faults/cmd/nth
 
-bin/engine-init: | setup
-	@$(MAKE) -s --no-print-directory -C cmd/engine-init OUT='$(CURDIR)/$@'
+bin/engine-init bin/engine-launch: | setup
+	@$(MAKE) -s --no-print-directory -C cmd/$(@F) OUT='$(CURDIR)/$@'
 
 .PHONY: tools
 tools: bin/runc bin/runsc ## build the pinned runc and runsc into bin/

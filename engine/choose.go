@@ -18,6 +18,9 @@ func chooseRuntime(ctx context.Context, name string, cacheDir string) (ociruntim
 	switch name {
 	case "embedded":
 		return embedded, nil
+	case "direct":
+		path, err := Program("engine-launch")
+		return ociruntime.Info{Name: "direct", Version: Version, Path: path}, err
 	case "auto":
 		rt, err := ociruntime.Find(ctx, "runsc", toolDirs(), cacheDir)
 		if err != nil {
@@ -37,9 +40,9 @@ func chooseRuntime(ctx context.Context, name string, cacheDir string) (ociruntim
 }
 
 // openRuntime is the runtime that the caller chose, in the monitor.
-func openRuntime(info ociruntime.Info, embedded ociruntime.Runtime) (ociruntime.Runtime, error) {
-	if info.Name == "embedded" {
-		return embedded, nil
+func openRuntime(info ociruntime.Info, linked func(ociruntime.Info) ociruntime.Runtime) (ociruntime.Runtime, error) {
+	if rt := linked(info); rt != nil {
+		return rt, nil
 	}
 	return ociruntime.New(info.Name, info.Path, info.Version)
 }

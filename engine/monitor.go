@@ -24,16 +24,17 @@ import (
 
 // Monitor is the whole of engine-monitor: it takes over the run that a caller hands
 // it on inherited descriptors, sees it to its end and cleans up. The return value is
-// the exit status: 0 when the result is on record, whatever it says.
-func Monitor(embedded ociruntime.Runtime) int {
-	if err := monitor(embedded); err != nil {
+// the exit status: 0 when the result is on record, whatever it says. linked opens the
+// runtimes that are a part of the program, and returns nil for every other.
+func Monitor(linked func(ociruntime.Info) ociruntime.Runtime) int {
+	if err := monitor(linked); err != nil {
 		fmt.Fprintln(os.Stderr, "engine-monitor:", err)
 		return 1
 	}
 	return 0
 }
 
-func monitor(embedded ociruntime.Runtime) error {
+func monitor(linked func(ociruntime.Info) ociruntime.Runtime) error {
 	// A caller that hangs up, or a terminal that goes away, does not end a run.
 	// No core of this process, no debugger and no look into its memory: it sees secrets.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
@@ -66,7 +67,7 @@ func monitor(embedded ociruntime.Runtime) error {
 	}
 	defer record.Close()
 	sb := &sandbox{
-		hello: h, record: record, embedded: embedded, notes: newNotes(record),
+		hello: h, record: record, linked: linked, notes: newNotes(record),
 		clock: clock{start: h.StartedAt, list: h.Plan.Phases},
 		group: h.Hierarchy.Group(runGroup(h.Request.ID)),
 	}

@@ -11,7 +11,7 @@ import (
 // Check a Request with Validate before it is used; Start does so itself.
 type Request struct {
 	ID      string `json:"id"`      // 16 lower-case letters and digits; empty: Start chooses one
-	Runtime string `json:"runtime"` // auto, embedded, runc, crun or runsc
+	Runtime string `json:"runtime"` // auto, direct, embedded, runc, crun or runsc
 
 	// Exactly one of Image and Rootfs names the file system.
 	Image  string `json:"image,omitempty"`  // name of an image in the store

@@ -34,7 +34,7 @@ const (
 type sandbox struct {
 	hello
 	record   *journal.Run
-	embedded ociruntime.Runtime
+	linked   func(ociruntime.Info) ociruntime.Runtime
 	clock    clock
 	stdio    [3]int // the caller's streams
 	// callerGone is closed when the caller is.
@@ -100,7 +100,7 @@ func (sb *sandbox) create(ctx context.Context, cancel func()) error {
 // choose takes what the run needs and others may be using: the image, the uid block.
 func (sb *sandbox) choose() (err error) {
 	defer sb.clock.phase("choose")()
-	if sb.runtime, err = openRuntime(sb.Plan.Runtime, sb.embedded); err != nil {
+	if sb.runtime, err = openRuntime(sb.Plan.Runtime, sb.linked); err != nil {
 		return Failed("bad_runtime", "%w", err)
 	}
 	if sb.image, err = openImage(sb.Host, sb.Request); err != nil {
@@ -225,7 +225,7 @@ func (sb *sandbox) launch(ctx context.Context) error {
 	if err != nil {
 		return Failed("no_bundle", "cannot render the bundle of run=%s: %w", sb.Request.ID, err)
 	}
-	if name != "embedded" {
+	if name != "embedded" && name != "direct" {
 		if err := oci.WriteBundle(sb.dir("bundle"), spec); err != nil {
 			return Failed("no_bundle", "%w", err)
 		}

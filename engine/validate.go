@@ -34,7 +34,7 @@ const (
 )
 
 // Runtimes are the names a request may give.
-var Runtimes = []string{"auto", "embedded", "runc", "crun", "runsc"}
+var Runtimes = []string{"auto", "direct", "embedded", "runc", "crun", "runsc"}
 
 // Validate reports the first thing that is wrong with the request, as an *Error of
 // class request. It looks at nothing but the request.

@@ -190,7 +190,7 @@ func brokenNamespaces(rt string, in Intent, s *specs.Spec) []string {
 	switch rt {
 	case "bundle":
 		want[6] = "network:"
-	case "runc", "crun", "embedded":
+	case "runc", "crun", "direct", "embedded":
 		want = append(want, "time:")
 	}
 	var got []string

@@ -33,6 +33,7 @@ type dialect struct {
 }
 
 var dialects = map[string]dialect{
+	"direct":   {ociVersion: "1.2.1", timeNamespace: true, sys: cgroup2, namespaceSysctls: true},
 	"embedded": {ociVersion: "1.2.1", timeNamespace: true, sys: cgroup2, namespaceSysctls: true},
 	"runc":     {ociVersion: "1.2.1", timeNamespace: true, sys: cgroup2, namespaceSysctls: true},
 	// crun 1.8 refuses a version above 1.0.
@@ -46,7 +47,7 @@ func Runtimes() []string {
 	return slices.Sorted(maps.Keys(dialects))
 }
 
-// Render writes in as the spec of one runtime: "embedded", "runc", "crun" or
+// Render writes in as the spec of one runtime: "direct", "embedded", "runc", "crun" or
 // "runsc". "bundle" is the form for anybody's runtime: the root is "rootfs"
 // beside config.json, the runtime makes the network namespace and chooses the
 // cgroup, and the seccomp profile is always part of it.

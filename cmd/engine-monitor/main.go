@@ -9,6 +9,8 @@ import (
 	"os"
 
 	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/engine/ociruntime"
+	"github.com/direct-oci/engine/engine/ociruntime/direct"
 	"github.com/direct-oci/engine/engine/ociruntime/inproc"
 )
 
@@ -16,5 +18,15 @@ func main() {
 	if inproc.IsInit() {
 		inproc.Init()
 	}
-	os.Exit(engine.Monitor(inproc.Runtime{}))
+	os.Exit(engine.Monitor(linked))
+}
+
+func linked(info ociruntime.Info) ociruntime.Runtime {
+	switch info.Name {
+	case "direct":
+		return direct.Runtime{Path: info.Path, Version: info.Version}
+	case "embedded":
+		return inproc.Runtime{}
+	}
+	return nil
 }

@@ -16,8 +16,8 @@ import (
 
 func (h host) programs() []Finding {
 	var findings []Finding
-	for _, name := range []string{"engine-monitor", "engine-init"} {
-		const why = "every run is watched over by engine-monitor, and starts with engine-init"
+	for _, name := range []string{"engine-monitor", "engine-init", "engine-launch"} {
+		const why = "every run is watched over by engine-monitor, and starts with engine-init; engine-launch starts it for --runtime direct"
 		path, err := ociruntime.Look(name, []string{h.Beside})
 		if err != nil {
 			findings = append(findings, one(name, Fail, "missing", why, "install "+name+" beside engine, in "+h.Beside)...)
@@ -31,7 +31,10 @@ func (h host) programs() []Finding {
 // runtimes looks at the OCI runtimes. None of them is needed: the engine has one
 // built in. One that is there and must not be used is worth a warning.
 func (h host) runtimes(ctx context.Context) (usable []string, findings []Finding) {
-	usable = []string{"embedded"}
+	if _, err := ociruntime.Look("engine-launch", []string{h.Beside}); err == nil {
+		usable = append(usable, "direct")
+	}
+	usable = append(usable, "embedded")
 	for _, name := range []string{"runsc", "runc", "crun"} {
 		f, ok := h.runtime(ctx, name)
 		if findings = append(findings, f...); ok {

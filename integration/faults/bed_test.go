@@ -36,7 +36,7 @@ func scope(t testing.TB) string {
 }
 
 // runtimes are those that the proofs go through.
-var runtimes = []string{"embedded", "runc", "runsc"}
+var runtimes = []string{"direct", "embedded", "runc", "runsc"}
 
 // bed is an engine with directories and a cgroup of its own.
 type bed struct {

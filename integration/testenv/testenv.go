@@ -85,7 +85,7 @@ func RequireCgroup(t testing.TB, controllers ...string) {
 }
 
 // Runtimes are the names that --runtime knows, without auto.
-func Runtimes() []string { return []string{"embedded", "runc", "crun", "runsc"} }
+func Runtimes() []string { return []string{"direct", "embedded", "runc", "crun", "runsc"} }
 
 // EachRuntime runs f as a subtest under each runtime. A runtime that is missing
 // fails its subtest.
@@ -93,7 +93,11 @@ func EachRuntime(t *testing.T, f func(t *testing.T, runtime string)) {
 	t.Helper()
 	for _, runtime := range Runtimes() {
 		t.Run(runtime, func(t *testing.T) {
-			if runtime != "embedded" {
+			switch runtime {
+			case "embedded":
+			case "direct":
+				Binary(t, "engine-launch")
+			default:
 				Binary(t, runtime)
 			}
 			f(t, runtime)

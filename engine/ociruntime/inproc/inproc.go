@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	_ "github.com/opencontainers/cgroups/devices" // sets device rules; without it every start is refused
 	"github.com/opencontainers/runc/libcontainer"
@@ -90,30 +89,11 @@ func start(c ociruntime.Container) error {
 func rlimits(list []specs.POSIXRlimit) ([]configs.Rlimit, error) {
 	var out []configs.Rlimit
 	for _, l := range list {
-		n, ok := rlimitNumbers[l.Type]
-		if !ok {
-			return nil, fmt.Errorf("cannot set rlimit=%s: no such limit", l.Type)
+		n, err := ociruntime.RlimitNumber(l.Type)
+		if err != nil {
+			return nil, err
 		}
 		out = append(out, configs.Rlimit{Type: n, Soft: l.Soft, Hard: l.Hard})
 	}
 	return out, nil
-}
-
-var rlimitNumbers = map[string]int{
-	"RLIMIT_AS":         unix.RLIMIT_AS,
-	"RLIMIT_CORE":       unix.RLIMIT_CORE,
-	"RLIMIT_CPU":        unix.RLIMIT_CPU,
-	"RLIMIT_DATA":       unix.RLIMIT_DATA,
-	"RLIMIT_FSIZE":      unix.RLIMIT_FSIZE,
-	"RLIMIT_LOCKS":      unix.RLIMIT_LOCKS,
-	"RLIMIT_MEMLOCK":    unix.RLIMIT_MEMLOCK,
-	"RLIMIT_MSGQUEUE":   unix.RLIMIT_MSGQUEUE,
-	"RLIMIT_NICE":       unix.RLIMIT_NICE,
-	"RLIMIT_NOFILE":     unix.RLIMIT_NOFILE,
-	"RLIMIT_NPROC":      unix.RLIMIT_NPROC,
-	"RLIMIT_RSS":        unix.RLIMIT_RSS,
-	"RLIMIT_RTPRIO":     unix.RLIMIT_RTPRIO,
-	"RLIMIT_RTTIME":     unix.RLIMIT_RTTIME,
-	"RLIMIT_SIGPENDING": unix.RLIMIT_SIGPENDING,
-	"RLIMIT_STACK":      unix.RLIMIT_STACK,
 }
