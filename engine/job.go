@@ -172,6 +172,7 @@ func baseIntent(r Request) oci.Intent {
 		TmpSize:       r.Limits.TmpSize,
 		WorkspaceSize: r.Limits.WorkspaceSize,
 		ShmSize:       min(shmSize, r.Limits.Memory/4),
+		Terminals:     r.Terminals,
 	}
 	for _, t := range r.Tmpfs {
 		in.Tmpfs = append(in.Tmpfs, oci.Tmpfs(t))

@@ -31,6 +31,9 @@ type Request struct {
 	Tmpfs    []Tmpfs           `json:"tmpfs,omitempty"`   // further writable directories; only a bundle asks for them
 	Rlimits  []Rlimit          `json:"rlimits,omitempty"` // lower than the engine's own; only a bundle asks for them
 
+	// Terminals gives the sandbox pseudo-terminals of its own, for programs that make some.
+	Terminals bool `json:"terminals,omitempty"`
+
 	Egress egress.Policy `json:"egress,omitzero"` // what it may reach; the zero value is nothing
 	Limits Limits        `json:"limits"`
 	// BestEffortLimits lets the run start where a cgroup controller that a

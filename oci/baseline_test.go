@@ -147,7 +147,7 @@ func brokenMounts(rt string, s *specs.Spec) []string {
 			}
 		}
 		// Devices of /dev are mounts of their own.
-		if !has("nosuid") || !has("nodev") && m.Destination != "/dev" {
+		if !has("nosuid") || !has("nodev") && m.Destination != "/dev" && m.Type != "devpts" {
 			broken = append(broken, fmt.Sprintf("mount %s = %v, want nosuid and nodev", m.Destination, m.Options))
 		}
 		switch m.Type {
@@ -158,6 +158,10 @@ func brokenMounts(rt string, s *specs.Spec) []string {
 		case "tmpfs":
 			if !slices.ContainsFunc(m.Options, func(o string) bool { return strings.HasPrefix(o, "size=") && o != "size=0" }) {
 				broken = append(broken, fmt.Sprintf("tmpfs on %s = %v, want a size", m.Destination, m.Options))
+			}
+		case "devpts":
+			if m.Destination != "/dev/pts" || rt == "runsc" || !has("noexec") || !has("newinstance") || !has("max=64") {
+				broken = append(broken, fmt.Sprintf("devpts on %s = %v", m.Destination, m.Options))
 			}
 		case "proc":
 			if !has("hidepid=2") || !has("noexec") {
@@ -234,8 +238,12 @@ func brokenLimits(rt string, in Intent, s *specs.Spec) []string {
 			broken = append(broken, fmt.Sprintf("device rule %d = %+v", i, d))
 		}
 	}
-	if len(res.Devices) != 7 {
-		broken = append(broken, fmt.Sprintf("%d device rules, want 7", len(res.Devices)))
+	rules := 7
+	if in.Terminals && rt != "runsc" {
+		rules = 9
+	}
+	if len(res.Devices) != rules {
+		broken = append(broken, fmt.Sprintf("%d device rules, want %d", len(res.Devices), rules))
 	}
 	if (res.Memory != nil) != (in.Memory > 0) || res.Memory != nil && (*res.Memory.Limit != in.Memory || *res.Memory.Swap != in.Memory) {
 		broken = append(broken, "memory is not what was asked for, or there is swap")
@@ -261,7 +269,7 @@ func randomIntent(rng *rand.Rand) Intent {
 	in.UID, in.GID = 1+rng.Uint32N(65535), 1+rng.Uint32N(65535)
 	in.HostID = 65536 + rng.Uint32N(1<<31-3*65536)
 	in.TmpSize, in.WorkspaceSize, in.ShmSize = size(), size(), size()
-	in.SecretFiles, in.Seccomp = coin(), rng.IntN(100) == 0
+	in.SecretFiles, in.Seccomp, in.Terminals = coin(), rng.IntN(100) == 0, coin()
 	in.Args, in.Env = []string{"/" + word()}, nil
 	for range rng.IntN(5) {
 		in.Args = append(in.Args, word()+" \"\x01\xff<é"+word())

@@ -37,6 +37,7 @@ type Intent struct {
 	ShmSize       int64 // bytes of /dev/shm
 	SecretFiles   bool  // mount a small private tmpfs at /run/secrets
 	Tmpfs         []Tmpfs
+	Terminals     bool   // pseudo-terminals of the sandbox's own
 	Binds         []Bind // read-only files of the engine, /proc/meminfo and its kin
 
 	Memory int64   // bytes; 0: not set in the leaf (controller missing)

@@ -28,6 +28,9 @@ type dialect struct {
 	// host's pids.max would count the threads of gVisor's own kernel.
 	pidsInside bool
 
+	// terminals: the runtime has pseudo-terminals in any case, of its own kernel.
+	terminals bool
+
 	// selfContained: the bundle is run by somebody else, in a place of theirs.
 	selfContained bool
 }
@@ -38,7 +41,7 @@ var dialects = map[string]dialect{
 	"runc":     {ociVersion: "1.2.1", timeNamespace: true, sys: cgroup2, namespaceSysctls: true},
 	// crun 1.8 refuses a version above 1.0.
 	"crun":   {ociVersion: "1.0.2", timeNamespace: true, sys: cgroup2},
-	"runsc":  {ociVersion: "1.2.1", sys: syntheticSys, pidsInside: true},
+	"runsc":  {ociVersion: "1.2.1", sys: syntheticSys, pidsInside: true, terminals: true},
 	"bundle": {ociVersion: "1.0.2", sys: cgroup2, selfContained: true},
 }
 
@@ -71,6 +74,9 @@ func Render(runtime string, in Intent) (*specs.Spec, error) {
 		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.TimeNamespace})
 	}
 	spec.Mounts = slices.Insert(spec.Mounts, 1, d.sys())
+	if in.Terminals && !d.terminals {
+		addTerminals(spec)
+	}
 	if d.namespaceSysctls {
 		spec.Linux.Sysctl = namespaceSysctls()
 	}

@@ -40,6 +40,7 @@ func (r *request) addProgramFlags(flags *pflag.FlagSet) {
 	flags.Var(&value{typ: "UID[:GID]", set: r.setUser},
 		"user", fmt.Sprintf("who the program is inside, by number (default the image's if it is a number, or %d)", engine.DefaultUID))
 	flags.StringVar(&r.Workdir, "workdir", "", "`DIR` inside where the program starts (default the image's, or /workload)")
+	flags.BoolVar(&r.Terminals, "terminals", false, "let the program make terminals of its own, as tmux, script and expect do; under gVisor any may")
 	addNetworkFlags(flags, &r.Egress)
 	later(flags, "workspace", "DIR", "this version brings no workspace into a sandbox")
 	later(flags, "apply", "", "this version brings no workspace into a sandbox").NoOptDefVal = "true"

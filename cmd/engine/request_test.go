@@ -55,6 +55,7 @@ func TestFlagsBecomeTheRequest(t *testing.T) {
 		}},
 		{"the last label of a name counts", "--label k=1 --label k=2", func(r *engine.Request) { r.Labels = map[string]string{"k": "2"} }},
 		{"where to start, and best effort", "--workdir /tmp --best-effort-limits", func(r *engine.Request) { r.Workdir, r.BestEffortLimits = "/tmp", true }},
+		{"terminals", "--terminals", func(r *engine.Request) { r.Terminals = true }},
 		{"no network, said aloud", "--network none", func(*engine.Request) {}},
 	}
 	for _, tt := range tests {
