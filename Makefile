@@ -24,7 +24,7 @@ RUNSC_VERSION = $(shell sed -n 's/.*gvisor.dev\/gvisor v[0-9.]*-\([0-9]\{8\}\)[0
 # Where the tests meet the kernel: these run in the test machine.
 VM_TESTS ?= ./cgroups ./rootfs ./integration
 # More of them, in a second machine beside the first: each keeps one processor busy.
-VM_TESTS_BESIDE ?= ./integration/testenv ./integration/sessions ./integration/runner ./integration/network ./integration/faults
+VM_TESTS_BESIDE ?= ./integration/testenv ./integration/sessions ./integration/runner ./integration/guest ./integration/network ./integration/faults
 VM := build/vm/vm
 LINT := build/lint
 
@@ -37,10 +37,10 @@ setup: ## install the Debian packages and the Go that are missing (as root)
 	@hack/setup.sh
 
 .PHONY: build
-build: bin/engine bin/engine-runner bin/engine-image bin/engine-monitor bin/engine-init bin/engine-launch ## build the engine's static binaries into bin/
+build: bin/engine bin/engine-runner bin/engine-image bin/engine-monitor bin/engine-init bin/engine-guest bin/engine-launch ## build the engine's static binaries into bin/
 
 # Go decides itself what is out of date.
-.PHONY: bin/engine bin/engine-runner bin/engine-image bin/engine-monitor bin/engine-init bin/engine-launch
+.PHONY: bin/engine bin/engine-runner bin/engine-image bin/engine-monitor bin/engine-init bin/engine-guest bin/engine-launch
 bin/engine: | setup
 	@CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w $(STAMP)' -o $@ ./cmd/engine
 
@@ -62,7 +62,7 @@ faults: build tools ## build the programs of the fault tests into bin/
 	CGO_ENABLED=1 $(GO_BUILD) -tags 'failpoint netgo osusergo' -ldflags '-s -w $(STAMP) $(STATIC_CGO)' -o bin/engine-monitor-failpoint ./cmd/engine-monitor
 	CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w' -o bin/nth ./integration/faults/cmd/nth
 
-bin/engine-init bin/engine-launch: | setup
+bin/engine-init bin/engine-guest bin/engine-launch: | setup
 	@$(MAKE) -s --no-print-directory -C cmd/$(@F) OUT='$(CURDIR)/$@'
 
 .PHONY: tools

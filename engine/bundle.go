@@ -47,7 +47,7 @@ func (h Host) Bundle(ctx context.Context, req Request, dir string) error {
 		return err
 	}
 	defer img.release()
-	layer, err := rootfs.EnsureLayer(h.RunDir, h.Init)
+	layer, err := rootfs.EnsureLayer(h.RunDir, h.programs())
 	if err != nil {
 		return Failed("no_sandbox", "%w", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"syscall"
 
 	"github.com/direct-oci/engine/engine/ociruntime"
+	"github.com/direct-oci/engine/rootfs"
 )
 
 // Version is the engine's own, set by the build.
@@ -19,6 +20,7 @@ type Host struct {
 	CgroupRoot string `json:"cgroupRoot"` // empty: engine, below the cgroup2 mount
 	Monitor    string `json:"monitor"`    // engine-monitor; empty: beside this program, then on the system's PATH
 	Init       string `json:"init"`       // engine-init; likewise
+	Guest      string `json:"guest"`      // engine-guest; likewise
 
 	// No run starts while less is free, in bytes. Zero is 64 MiB, negative none.
 	MinFreeDisk   int64 `json:"minFreeDisk"`   // in StateDir and in RunDir
@@ -38,9 +40,15 @@ func (h Host) resolved() (Host, error) {
 	if h.Monitor, err = h.program(h.Monitor, "engine-monitor"); err != nil {
 		return h, err
 	}
-	h.Init, err = h.program(h.Init, "engine-init")
+	if h.Init, err = h.program(h.Init, "engine-init"); err != nil {
+		return h, err
+	}
+	h.Guest, err = h.program(h.Guest, "engine-guest")
 	return h, err
 }
+
+// programs are those that every sandbox has.
+func (h Host) programs() rootfs.Programs { return rootfs.Programs{Init: h.Init, Guest: h.Guest} }
 
 func (h Host) withDirs() Host {
 	if h.StateDir == "" {

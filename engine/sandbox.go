@@ -159,7 +159,7 @@ func (sb *sandbox) parts() error {
 }
 
 func (sb *sandbox) mountRoot() error {
-	layer, err := rootfs.EnsureLayer(sb.Host.RunDir, sb.Host.Init)
+	layer, err := rootfs.EnsureLayer(sb.Host.RunDir, sb.Host.programs())
 	if err != nil {
 		return err
 	}

@@ -21,12 +21,12 @@ func (h Host) sweeps(dryRun bool) []task {
 		{h.imageDir(), "left by a crash while an image was made or removed", func() ([]string, error) {
 			return image.Store{Dir: h.imageDir()}.Sweep(dryRun)
 		}},
-		{h.RunDir, "of an engine-init that is not installed any more, or half made", func() ([]string, error) {
+		{h.RunDir, "of an engine-init or engine-guest that is not installed any more, or half made", func() ([]string, error) {
 			installed, err := h.resolved()
 			if err != nil {
 				return nil, nil // not known which one it is
 			}
-			return rootfs.SweepLayers(h.RunDir, installed.Init, h.idle, dryRun)
+			return rootfs.SweepLayers(h.RunDir, installed.programs(), h.idle, dryRun)
 		}},
 		{h.RunDir, "of a runtime that was replaced, or half written", func() ([]string, error) {
 			return ociruntime.SweepVersions(h.RunDir, dryRun)

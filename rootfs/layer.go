@@ -66,47 +66,78 @@ var layerFiles = []struct{ path, content string }{
 		"networks: files\nprotocols: files\nservices: files\n"},
 }
 
-const initPath = ".engine/init"
+// Programs are the engine's own inside every sandbox, by their paths on the host.
+type Programs struct {
+	Init  string // becomes /.engine/init
+	Guest string // becomes /.engine/guest
+}
+
+// program is one of them.
+type program struct {
+	object string // for errors
+	source string // on the host
+	inside string // in the layer
+	st     unix.Stat_t
+	bytes  []byte
+}
+
+// inspect looks at the programs on the host, without reading them.
+func (p Programs) inspect() ([]program, error) {
+	all := []program{
+		{object: "init", source: p.Init, inside: ".engine/init"},
+		{object: "guest", source: p.Guest, inside: ".engine/guest"},
+	}
+	for i := range all {
+		p := &all[i]
+		if err := unix.Stat(p.source, &p.st); err != nil {
+			return nil, openError("use", p.object, p.source, err)
+		}
+		if p.st.Mode&unix.S_IFMT != unix.S_IFREG || p.st.Size == 0 {
+			return nil, &PathError{Verb: "use", Object: p.object, Path: p.source, Why: "it is not a program"}
+		}
+	}
+	return all, nil
+}
 
 // EnsureLayer returns the directory of the engine's own top layer below runDir,
-// which holds a copy of initBinary as /.engine/init, and builds it first when it
+// which holds copies of its programs in /.engine, and builds it first when it
 // is not there. It may be called by any number of processes at once; what it
-// returns is complete and never changes. Layers of other versions of initBinary
+// returns is complete and never changes. Layers of other versions of the programs
 // stay, since running sandboxes may stand on them; a reboot clears runDir.
 //
-// The binary is not read again while a stamp of its device, inode, size and
+// The programs are not read again while a stamp of their devices, inodes, sizes and
 // times leads to a layer. That trusts runDir to be writable by root alone, which
 // is checked, and root not to forge the change time of a file.
-func EnsureLayer(runDir, initBinary string) (dir string, err error) {
-	var st unix.Stat_t
-	if err := unix.Stat(initBinary, &st); err != nil {
-		return "", openError("use", "init", initBinary, err)
+func EnsureLayer(runDir string, programs Programs) (dir string, err error) {
+	all, err := programs.inspect()
+	if err != nil {
+		return "", err
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size == 0 {
-		return "", &PathError{Verb: "use", Object: "init", Path: initBinary, Why: "it is not a program"}
-	}
-	stamp := filepath.Join(runDir, stampName(&st))
+	stamp := filepath.Join(runDir, stampName(all))
 	if name, err := os.Readlink(stamp); err == nil {
 		if err := checkRunDir(runDir); err != nil {
 			return "", err
 		}
 		dir := filepath.Join(runDir, name)
-		if complete(dir, st.Size) {
+		if complete(dir, all) {
 			return dir, nil
 		}
 	}
-	return buildLayer(runDir, initBinary, stamp)
+	return buildLayer(runDir, all, stamp)
 }
 
-// stampName names the link that leads from one state of initBinary to its layer.
-func stampName(st *unix.Stat_t) string {
+// stampName names the link that leads from one state of the programs to their layer.
+func stampName(programs []program) string {
 	h := sha256.New()
 	writeLayout(h)
-	fmt.Fprintln(h, st.Dev, st.Ino, st.Size, st.Mtim.Sec, st.Mtim.Nsec, st.Ctim.Sec, st.Ctim.Nsec)
+	for _, p := range programs {
+		st := &p.st
+		fmt.Fprintln(h, p.inside, st.Dev, st.Ino, st.Size, st.Mtim.Sec, st.Mtim.Nsec, st.Ctim.Sec, st.Ctim.Nsec)
+	}
 	return "layer-stamp-" + hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// writeLayout writes everything about the layer except the bytes of engine-init.
+// writeLayout writes everything about the layer except the bytes of the programs.
 func writeLayout(w io.Writer) {
 	for _, d := range layerDirs {
 		fmt.Fprintf(w, "%q %o %v\n", d.path, d.mode, d.merged)
@@ -139,34 +170,35 @@ func checkRunDir(runDir string) error {
 	return nil
 }
 
-// complete reports whether dir holds a finished layer with an init of the given
-// size. A layer appears by rename after it was synced, so more need not be looked at.
-func complete(dir string, initSize int64) bool {
-	var st unix.Stat_t
-	err := unix.Lstat(filepath.Join(dir, initPath), &st)
-	return err == nil && st.Mode == unix.S_IFREG|0o755 && st.Uid == 0 && st.Size == initSize
+// complete reports whether dir holds a finished layer with programs of these sizes.
+// A layer appears by rename after it was synced, so more need not be looked at.
+func complete(dir string, programs []program) bool {
+	for _, p := range programs {
+		var st unix.Stat_t
+		err := unix.Lstat(filepath.Join(dir, p.inside), &st)
+		if err != nil || st.Mode != unix.S_IFREG|0o755 || st.Uid != 0 || st.Size != p.st.Size {
+			return false
+		}
+	}
+	return true
 }
 
-func buildLayer(runDir, initBinary, stamp string) (string, error) {
+func buildLayer(runDir string, programs []program, stamp string) (string, error) {
 	if err := os.MkdirAll(runDir, 0o711); err != nil {
 		return "", fmt.Errorf("cannot create run-dir=%s: %w", runDir, err)
 	}
 	if err := checkRunDir(runDir); err != nil {
 		return "", err
 	}
-	program, err := os.ReadFile(initBinary)
-	if err != nil {
-		return "", fmt.Errorf("cannot read init=%s: %w", initBinary, err)
-	}
-	if !static(program) {
-		return "", &PathError{
-			Verb: "use", Object: "init", Path: initBinary, Why: "it is not a statically linked program",
-			Fix: "install the engine-init that was built with this engine",
-		}
-	}
 	h := sha256.New()
 	writeLayout(h)
-	h.Write(program)
+	for i := range programs {
+		if err := programs[i].read(); err != nil {
+			return "", err
+		}
+		fmt.Fprintln(h, programs[i].inside, len(programs[i].bytes))
+		h.Write(programs[i].bytes)
+	}
 	dir := filepath.Join(runDir, "layer-"+hex.EncodeToString(h.Sum(nil)[:16]))
 
 	lock, err := lockDir(runDir)
@@ -174,19 +206,34 @@ func buildLayer(runDir, initBinary, stamp string) (string, error) {
 		return "", err
 	}
 	defer lock.Close()
-	if !complete(dir, int64(len(program))) {
-		if err := replaceLayer(runDir, dir, program); err != nil {
+	if !complete(dir, programs) {
+		if err := replaceLayer(runDir, dir, programs); err != nil {
 			return "", err
 		}
 	}
 	return dir, setStamp(stamp, filepath.Base(dir))
 }
 
-// SECURITY: PID 1 of a sandbox executes no byte of the image.
+// read takes the program's bytes, and its size from them: it may have been replaced since.
+func (p *program) read() (err error) {
+	if p.bytes, err = os.ReadFile(p.source); err != nil {
+		return fmt.Errorf("cannot read %s=%s: %w", p.object, p.source, err)
+	}
+	p.st.Size = int64(len(p.bytes))
+	if !static(p.bytes) {
+		return &PathError{
+			Verb: "use", Object: p.object, Path: p.source, Why: "it is not a statically linked program",
+			Fix: "install the engine-" + p.object + " that was built with this engine",
+		}
+	}
+	return nil
+}
+
+// SECURITY: the engine's own programs in a sandbox execute no byte of the image.
 // A dynamically linked init would load the image's loader and libraries, a script its shell,
-// and they would be handed the secrets.
+// and they would be handed the secrets; a guest, the files that are written through it.
 // Holds because: a layer is built only from a 64-bit ELF file without a PT_INTERP segment.
-// Not covered: what the program does by itself. Checked by: TestEnsureLayerRefusesInit.
+// Not covered: what the program does by itself. Checked by: TestEnsureLayerRefusesPrograms.
 func static(program []byte) bool {
 	const (
 		headerSize  = 64
@@ -234,7 +281,7 @@ func lockDir(runDir string) (*os.File, error) {
 
 // replaceLayer builds the layer beside dir and renames it there.
 // Preconditions: the caller holds the lock, so every other build beside it is a dead one's.
-func replaceLayer(runDir, dir string, program []byte) error {
+func replaceLayer(runDir, dir string, programs []program) error {
 	stale, err := filepath.Glob(filepath.Join(runDir, ".layer-*"))
 	if err != nil {
 		return fmt.Errorf("internal error: cannot list run-dir=%s: %w", runDir, err)
@@ -245,7 +292,7 @@ func replaceLayer(runDir, dir string, program []byte) error {
 			return fmt.Errorf("cannot remove unfinished layer=%s: %w", path, err)
 		}
 	}
-	if err := writeLayer(temp, program); err != nil {
+	if err := writeLayer(temp, programs); err != nil {
 		return errors.Join(fmt.Errorf("cannot build layer=%s: %w", temp, err), os.RemoveAll(temp))
 	}
 	if err := os.Rename(temp, dir); err != nil {
@@ -254,7 +301,7 @@ func replaceLayer(runDir, dir string, program []byte) error {
 	return nil
 }
 
-func writeLayer(temp string, program []byte) error {
+func writeLayer(temp string, programs []program) error {
 	if err := makeDir(temp, 0o755, false); err != nil {
 		return err
 	}
@@ -268,8 +315,10 @@ func writeLayer(temp string, program []byte) error {
 			return err
 		}
 	}
-	if err := makeFile(filepath.Join(temp, initPath), 0o755, program); err != nil {
-		return err
+	for _, p := range programs {
+		if err := makeFile(filepath.Join(temp, p.inside), 0o755, p.bytes); err != nil {
+			return err
+		}
 	}
 	f, err := os.Open(temp)
 	if err != nil {

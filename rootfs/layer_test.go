@@ -46,6 +46,7 @@ func TestEnsureLayer(t *testing.T) {
 	want := []string{
 		"040755 0:0 - ",
 		"040755 0:0 y /.engine",
+		"100755 0:0 - /.engine/guest",
 		"100755 0:0 - /.engine/init",
 		"040755 0:0 y /dev",
 		"040755 0:0 - /etc",
@@ -74,53 +75,59 @@ func TestEnsureLayer(t *testing.T) {
 
 func TestEnsureLayerOncePerContent(t *testing.T) {
 	requireRoot(t)
-	run, initBinary := filepath.Join(t.TempDir(), "run"), newInit(t)
-	ensure := func(path string) string {
+	run, programs := filepath.Join(t.TempDir(), "run"), newPrograms(t)
+	ensure := func(p rootfs.Programs) string {
 		t.Helper()
-		dir, err := rootfs.EnsureLayer(run, path)
+		dir, err := rootfs.EnsureLayer(run, p)
 		if err != nil {
-			t.Fatalf("EnsureLayer(%s): %v", path, err)
+			t.Fatalf("EnsureLayer(%v): %v", p, err)
 		}
 		return dir
 	}
-	first := ensure(initBinary)
-	if again := ensure(initBinary); again != first {
+	first := ensure(programs)
+	if again := ensure(programs); again != first {
 		t.Errorf("second call returned %s, want %s", again, first)
 	}
-	copied := filepath.Join(t.TempDir(), "copy")
-	write(t, copied, string(staticELF("one")))
-	if same := ensure(copied); same != first {
+	if same := ensure(newPrograms(t)); same != first {
 		t.Errorf("equal bytes elsewhere returned %s, want %s", same, first)
 	}
-	write(t, initBinary, string(staticELF("two")))
-	changed := ensure(initBinary)
-	if changed == first {
-		t.Errorf("other bytes of the same size at the same path returned the old layer")
-	}
-	if got, err := os.ReadFile(filepath.Join(changed, ".engine/init")); err != nil || string(got) != string(staticELF("two")) {
-		t.Errorf("init of the new layer = %q, %v", got, err)
-	}
-	if err := os.Remove(filepath.Join(changed, ".engine/init")); err != nil {
-		t.Fatal(err)
-	}
-	if rebuilt := ensure(initBinary); rebuilt != changed {
-		t.Errorf("torn layer was rebuilt as %s, want %s", rebuilt, changed)
-	}
-	if _, err := os.Stat(filepath.Join(changed, ".engine/init")); err != nil {
-		t.Errorf("torn layer was not repaired: %v", err)
+	for path, name := range map[string]string{programs.Init: ".engine/init", programs.Guest: ".engine/guest"} {
+		old, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before := ensure(programs)
+		now := string(old[:len(old)-1]) + "!"
+		write(t, path, now)
+		changed := ensure(programs)
+		if changed == before {
+			t.Errorf("%s: other bytes of the same size at the same path returned the old layer", name)
+		}
+		if got, err := os.ReadFile(filepath.Join(changed, name)); err != nil || string(got) != now {
+			t.Errorf("%s of the new layer = %q, %v", name, got, err)
+		}
+		if err := os.Remove(filepath.Join(changed, name)); err != nil {
+			t.Fatal(err)
+		}
+		if rebuilt := ensure(programs); rebuilt != changed {
+			t.Errorf("layer without %s was rebuilt as %s, want %s", name, rebuilt, changed)
+		}
+		if _, err := os.Stat(filepath.Join(changed, name)); err != nil {
+			t.Errorf("torn layer was not repaired: %v", err)
+		}
 	}
 }
 
 func TestEnsureLayerRace(t *testing.T) {
 	requireRoot(t)
-	run, initBinary := filepath.Join(t.TempDir(), "run"), newInit(t)
+	run, programs := filepath.Join(t.TempDir(), "run"), newPrograms(t)
 	mkdir(t, run)
 	mkdir(t, run, ".layer-99", "etc") // left by a dead build
 	var wg sync.WaitGroup
 	dirs := make([]string, 16)
 	for i := range dirs {
 		wg.Go(func() {
-			dir, err := rootfs.EnsureLayer(run, initBinary)
+			dir, err := rootfs.EnsureLayer(run, programs)
 			if err != nil {
 				t.Errorf("EnsureLayer in a race: %v", err)
 			}
@@ -139,7 +146,7 @@ func TestEnsureLayerRace(t *testing.T) {
 
 func TestEnsureLayerRefusesSharedRunDir(t *testing.T) {
 	requireRoot(t)
-	initBinary := newInit(t)
+	programs := newPrograms(t)
 	for _, tt := range []struct {
 		name string
 		mode os.FileMode
@@ -151,13 +158,13 @@ func TestEnsureLayerRefusesSharedRunDir(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			run := mkdir(t, t.TempDir(), "run")
-			if _, err := rootfs.EnsureLayer(run, initBinary); err != nil {
+			if _, err := rootfs.EnsureLayer(run, programs); err != nil {
 				t.Fatalf("EnsureLayer in a sound run directory: %v", err)
 			}
 			if err := errors.Join(os.Chmod(run, tt.mode), os.Chown(run, tt.uid, 0)); err != nil {
 				t.Fatal(err)
 			}
-			_, err := rootfs.EnsureLayer(run, initBinary)
+			_, err := rootfs.EnsureLayer(run, programs)
 			var path *rootfs.PathError
 			if !errors.As(err, &path) || path.Remedy() == "" {
 				t.Errorf("EnsureLayer = %v, want a *PathError with a remedy", err)
@@ -166,7 +173,7 @@ func TestEnsureLayerRefusesSharedRunDir(t *testing.T) {
 	}
 }
 
-func TestEnsureLayerRefusesInit(t *testing.T) {
+func TestEnsureLayerRefusesPrograms(t *testing.T) {
 	requireRoot(t)
 	interpreted := staticELF("")
 	interpreted[64] = 3 // PT_INTERP
@@ -179,12 +186,15 @@ func TestEnsureLayerRefusesInit(t *testing.T) {
 		{"cut off", string(outside)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "init")
-			write(t, path, tt.content)
-			_, err := rootfs.EnsureLayer(filepath.Join(t.TempDir(), "run"), path)
-			var bad *rootfs.PathError
-			if !errors.As(err, &bad) {
-				t.Errorf("EnsureLayer = %v, want a *PathError", err)
+			for _, object := range []string{"init", "guest"} {
+				programs := newPrograms(t)
+				path := map[string]string{"init": programs.Init, "guest": programs.Guest}[object]
+				write(t, path, tt.content)
+				_, err := rootfs.EnsureLayer(filepath.Join(t.TempDir(), "run"), programs)
+				var bad *rootfs.PathError
+				if !errors.As(err, &bad) || bad.Object != object {
+					t.Errorf("EnsureLayer = %v, want a *PathError about the %s", err, object)
+				}
 			}
 		})
 	}
@@ -192,9 +202,9 @@ func TestEnsureLayerRefusesInit(t *testing.T) {
 
 func BenchmarkEnsureLayer(b *testing.B) {
 	requireRoot(b)
-	run, initBinary := filepath.Join(b.TempDir(), "run"), newInit(b)
+	run, programs := filepath.Join(b.TempDir(), "run"), newPrograms(b)
 	for b.Loop() {
-		if _, err := rootfs.EnsureLayer(run, initBinary); err != nil {
+		if _, err := rootfs.EnsureLayer(run, programs); err != nil {
 			b.Fatal(err)
 		}
 	}

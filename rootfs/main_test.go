@@ -53,11 +53,13 @@ func staticELF(tail string) []byte {
 	return append(b, tail...)
 }
 
-func newInit(t testing.TB) string {
+func newPrograms(t testing.TB) rootfs.Programs {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "engine-init")
-	write(t, path, string(staticELF("one")))
-	return path
+	dir := t.TempDir()
+	p := rootfs.Programs{Init: filepath.Join(dir, "engine-init"), Guest: filepath.Join(dir, "engine-guest")}
+	write(t, p.Init, string(staticELF("one")))
+	write(t, p.Guest, string(staticELF("the guest")))
+	return p
 }
 
 func write(t testing.TB, path, content string) {
@@ -78,7 +80,7 @@ func mkdir(t testing.TB, path ...string) string {
 
 func newLayer(t testing.TB) string {
 	t.Helper()
-	dir, err := rootfs.EnsureLayer(filepath.Join(t.TempDir(), "run"), newInit(t))
+	dir, err := rootfs.EnsureLayer(filepath.Join(t.TempDir(), "run"), newPrograms(t))
 	if err != nil {
 		t.Fatalf("EnsureLayer: %v", err)
 	}

@@ -54,6 +54,7 @@ func TestHostileImages(t *testing.T) {
 		{"workload leads to itself", "workload", link("workload")},
 		{"engine leads elsewhere", ".engine", link(outside)},
 		{"engine has another init", ".engine/init", file},
+		{"engine has another guest", ".engine/guest", link("/bin/sh")},
 		{"cgroup leads elsewhere", "sys/fs/cgroup", link(outside)},
 	}
 	for _, tt := range tests {
@@ -90,7 +91,7 @@ func checkRoot(t *testing.T, layer, root string) {
 			t.Errorf("/%s holds %v, want %v", dir, got, want)
 		}
 	}
-	for _, file := range []string{".engine/init", "etc/passwd", "etc/group", "etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/nsswitch.conf"} {
+	for _, file := range []string{".engine/init", ".engine/guest", "etc/passwd", "etc/group", "etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/nsswitch.conf"} {
 		st, err := os.Lstat(filepath.Join(root, file))
 		if err != nil || !st.Mode().IsRegular() {
 			t.Errorf("/%s is %v, %v, want a regular file", file, st, err)
@@ -300,7 +301,7 @@ func TestMountRefuses(t *testing.T) {
 		return
 	}
 	base := t.TempDir()
-	layer, err := rootfs.EnsureLayer(filepath.Join(base, "run"), newInit(t))
+	layer, err := rootfs.EnsureLayer(filepath.Join(base, "run"), newPrograms(t))
 	if err != nil {
 		t.Fatal(err)
 	}

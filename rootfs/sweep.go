@@ -7,8 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // retired is the prefix of a layer that is being removed. A builder takes it for
@@ -16,7 +14,7 @@ import (
 const retired = ".layer-old-"
 
 // SweepLayers removes, below runDir, the layers and stamps that do not belong to
-// initBinary as it is now, and what a crash left of building one. It returns their
+// the programs as they are now, and what a crash left of building one. It returns their
 // names, which dryRun keeps. idle reports whether no run exists; while it is false,
 // every layer may be the root of one, and stays.
 //
@@ -27,10 +25,10 @@ const retired = ".layer-old-"
 // will not find that layer. One that is seen gets it back.
 // Not covered: a runDir that several engines share under different names of runs.
 // Checked by: TestSweepLayersSparesRuns.
-func SweepLayers(runDir, initBinary string, idle func() (bool, error), dryRun bool) ([]string, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(initBinary, &st); err != nil {
-		return nil, openError("use", "init", initBinary, err)
+func SweepLayers(runDir string, programs Programs, idle func() (bool, error), dryRun bool) ([]string, error) {
+	all, err := programs.inspect()
+	if err != nil {
+		return nil, err
 	}
 	if _, err := os.Lstat(runDir); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -47,7 +45,7 @@ func SweepLayers(runDir, initBinary string, idle func() (bool, error), dryRun bo
 	if err != nil {
 		return nil, fmt.Errorf("cannot list run-dir=%s: %w", runDir, err)
 	}
-	keepStamp := stampName(&st)
+	keepStamp := stampName(all)
 	keepLayer, err := os.Readlink(filepath.Join(runDir, keepStamp))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("cannot read stamp=%s: %w", keepStamp, err)

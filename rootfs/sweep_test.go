@@ -14,19 +14,13 @@ import (
 func TestSweepLayersSparesRuns(t *testing.T) {
 	requireRoot(t)
 	run := filepath.Join(t.TempDir(), "run")
-	first := newInit(t)
+	first := newPrograms(t)
 	old, err := rootfs.EnsureLayer(run, first)
 	if err != nil {
 		t.Fatal(err)
 	}
-	data, err := os.ReadFile(first)
-	if err != nil {
-		t.Fatal(err)
-	}
-	second := filepath.Join(t.TempDir(), "init")
-	if err := os.WriteFile(second, append(data, 0), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	second := newPrograms(t)
+	write(t, second.Init, string(staticELF("another")))
 	now, err := rootfs.EnsureLayer(run, second)
 	if err != nil {
 		t.Fatal(err)

@@ -40,7 +40,7 @@ func good(t *testing.T) host {
 	} {
 		h.write(t, "/proc/sys/"+name, value+"\n")
 	}
-	for _, name := range []string{"engine-monitor", "engine-init", "engine-launch"} {
+	for _, name := range []string{"engine-monitor", "engine-init", "engine-guest", "engine-launch"} {
 		if err := os.WriteFile(filepath.Join(h.Beside, name), []byte("x"), 0o755); err != nil {
 			t.Fatal(err)
 		}

@@ -16,8 +16,8 @@ import (
 
 func (h host) programs() []Finding {
 	var findings []Finding
-	for _, name := range []string{"engine-monitor", "engine-init", "engine-launch"} {
-		const why = "every run is watched over by engine-monitor, and starts with engine-init; engine-launch starts it for --runtime direct"
+	for _, name := range []string{"engine-monitor", "engine-init", "engine-guest", "engine-launch"} {
+		const why = "every run is watched over by engine-monitor, and has engine-init and engine-guest inside; engine-launch starts it for --runtime direct"
 		path, err := ociruntime.Look(name, []string{h.Beside})
 		if err != nil {
 			findings = append(findings, one(name, Fail, "missing", why, "install "+name+" beside engine, in "+h.Beside)...)

@@ -63,7 +63,7 @@ func newBed(t testing.TB, programs ...string) *bed {
 	if err := os.Mkdir(b.path("bin"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	as := map[string]string{"engine": "engine", "engine-monitor": "engine-monitor", "engine-init": "engine-init", "runc": "runc", "runsc": "runsc"}
+	as := map[string]string{"engine": "engine", "engine-monitor": "engine-monitor", "engine-init": "engine-init", "engine-guest": "engine-guest", "runc": "runc", "runsc": "runsc"}
 	for i := 0; i < len(programs); i += 2 {
 		as[programs[i]] = programs[i+1]
 	}
@@ -79,9 +79,9 @@ func newBed(t testing.TB, programs ...string) *bed {
 }
 
 // place puts a program into a bed: by a link, where that is possible, but for
-// engine-init, of which the engine notices every change, also of the number of links.
+// those inside of which the engine notices every change, also of the number of links.
 func place(program, at string) error {
-	if filepath.Base(at) != "engine-init" && os.Link(program, at) == nil {
+	if name := filepath.Base(at); name != "engine-init" && name != "engine-guest" && os.Link(program, at) == nil {
 		return nil
 	}
 	data, err := os.ReadFile(program)
@@ -103,7 +103,7 @@ func (b *bed) path(elem ...string) string {
 func (b *bed) host() engine.Host {
 	return engine.Host{
 		StateDir: b.path("state"), RunDir: b.path("run"), CgroupRoot: b.groups.Root,
-		Monitor: b.path("bin", "engine-monitor"), Init: b.path("bin", "engine-init"),
+		Monitor: b.path("bin", "engine-monitor"), Init: b.path("bin", "engine-init"), Guest: b.path("bin", "engine-guest"),
 	}
 }
 

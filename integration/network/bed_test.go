@@ -129,7 +129,7 @@ func (b *bed) path(elem ...string) string {
 func (b *bed) engineHost() engine.Host {
 	return engine.Host{
 		StateDir: b.path("state"), RunDir: b.path("run"), CgroupRoot: b.groups.Root,
-		Monitor: testenv.Binary(b.t, "engine-monitor"), Init: testenv.Binary(b.t, "engine-init"),
+		Monitor: testenv.Binary(b.t, "engine-monitor"), Init: testenv.Binary(b.t, "engine-init"), Guest: testenv.Binary(b.t, "engine-guest"),
 	}
 }
 

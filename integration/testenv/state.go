@@ -168,7 +168,7 @@ func zombieOf(dir string) string {
 
 func isOurs(exe string) bool {
 	name := strings.TrimSuffix(filepath.Base(exe), " (deleted)")
-	return slices.Contains([]string{"engine", "engine-image", "engine-runner", "engine-monitor", "engine-init", "runc", "crun", "runsc"}, name)
+	return slices.Contains([]string{"engine", "engine-image", "engine-runner", "engine-monitor", "engine-init", "engine-guest", "runc", "crun", "runsc"}, name)
 }
 
 // cgroup2 returns the version 2 entry of a /proc/PID/cgroup file.

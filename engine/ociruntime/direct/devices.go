@@ -20,6 +20,7 @@ const (
 	offsetMajor    = 4
 	offsetMinor    = 8
 	devicesAtMost  = 64
+	terminalMajor  = 136 // of pseudo-terminals, of which each has a minor number
 )
 
 // allowDevices lets the processes of a cgroup open the devices of these rules, and no
@@ -61,15 +62,15 @@ func deviceProgram(rules []specs.LinuxDeviceCgroup) (asm.Instructions, error) {
 		asm.JNE.Imm(asm.R2, deviceTypeChar, "refuse"),
 	}
 	for i, r := range rules[1:] {
-		if !r.Allow || r.Type != "c" || r.Access != "rw" || r.Major == nil || r.Minor == nil {
-			return nil, fmt.Errorf("cannot keep rule %d of devices: want one character device to be read and written", i+1)
+		if !r.Allow || r.Type != "c" || r.Access != "rw" || r.Major == nil || r.Minor == nil && *r.Major != terminalMajor {
+			return nil, fmt.Errorf("cannot keep rule %d of devices: want one character device, or the terminals, to be read and written", i+1)
 		}
 		label := fmt.Sprintf("rule%d", i+1)
-		code = append(code,
-			asm.JNE.Imm(asm.R3, int32(*r.Major), label),
-			asm.JEq.Imm(asm.R4, int32(*r.Minor), "allow"),
-			asm.Mov.Imm(asm.R5, 0).WithSymbol(label),
-		)
+		allowed := asm.Ja.Label("allow")
+		if r.Minor != nil {
+			allowed = asm.JEq.Imm(asm.R4, int32(*r.Minor), "allow")
+		}
+		code = append(code, asm.JNE.Imm(asm.R3, int32(*r.Major), label), allowed, asm.Mov.Imm(asm.R5, 0).WithSymbol(label))
 	}
 	return append(code,
 		asm.Mov.Imm(asm.R0, 0).WithSymbol("refuse"),
