@@ -172,7 +172,7 @@ func baseIntent(r Request) oci.Intent {
 		TmpSize:       r.Limits.TmpSize,
 		WorkspaceSize: r.Limits.WorkspaceSize,
 		ShmSize:       min(shmSize, r.Limits.Memory/4),
-		Terminals:     r.Terminals,
+		Terminals:     r.Terminals || r.Session != nil, // any exec may ask for one
 	}
 	for _, t := range r.Tmpfs {
 		in.Tmpfs = append(in.Tmpfs, oci.Tmpfs(t))

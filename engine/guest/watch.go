@@ -1,0 +1,341 @@
+package guest
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"path"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	maxEvents  = 1024 // kept of one watcher; more are lost, and that is said
+	maxWatched = 1024 // directories of one watcher
+)
+
+// What can have happened to a file.
+const (
+	Created   = "created"
+	Modified  = "modified" // its content, perhaps not for the last time
+	Written   = "written"  // closed by one that could write
+	Changed   = "changed"  // mode, owner or times
+	Removed   = "removed"
+	MovedFrom = "moved_from"
+	MovedTo   = "moved_to"
+	Overflow  = "overflow" // events were lost: look for yourself
+)
+
+var eventNames = []struct {
+	mask uint32
+	name string
+}{
+	{unix.IN_CREATE, Created},
+	{unix.IN_MODIFY, Modified},
+	{unix.IN_CLOSE_WRITE, Written},
+	{unix.IN_ATTRIB, Changed},
+	{unix.IN_DELETE, Removed},
+	{unix.IN_DELETE_SELF, Removed},
+	{unix.IN_MOVED_FROM, MovedFrom},
+	{unix.IN_MOVED_TO, MovedTo},
+	{unix.IN_MOVE_SELF, MovedFrom},
+}
+
+// Event is one thing that happened.
+type Event struct {
+	Type   string
+	Path   string // absolute, below what is watched, or that itself; of an overflow what is watched
+	Dir    bool   // it is about a directory
+	Cookie uint32 // the same for the two halves of one move
+}
+
+// Watcher tells what happens in a directory, or to a file.
+type Watcher struct {
+	files   *Files
+	root    string
+	all     bool
+	events  chan Event
+	grow    chan change // for recursive ones: directories that appear and move away
+	stopped chan struct{}
+
+	// Guarded by files.mu.
+	err    error
+	lost   bool
+	closed bool
+	paths  map[uint32]string // of each watch
+}
+
+// change is a directory that appeared, or left with all that is below.
+type change struct {
+	path string
+	left bool
+}
+
+// watches are those of all watchers. Everything is guarded by Files.mu but busy, which
+// keeps two from adding and removing the same directory at the same time.
+type watches struct {
+	busy    sync.Mutex
+	of      map[uint32]map[*Watcher]string
+	highest uint32 // ever given
+}
+
+// Watch begins to tell what happens in a directory, with all in every directory below
+// as well, at most 1024 of them. It ends with ctx, or when the guest does.
+func (f *Files) Watch(ctx context.Context, dir string, all bool) (*Watcher, error) {
+	at, err := absolute(opWatch, dir)
+	if err != nil {
+		return nil, err
+	}
+	w := &Watcher{
+		files: f, root: at.path, all: all, paths: map[uint32]string{},
+		events: make(chan Event, maxEvents+1), grow: make(chan change, maxEvents), stopped: make(chan struct{}),
+	}
+	if err := w.add(ctx, at.path, 0); err != nil {
+		return nil, err
+	}
+	go w.run(ctx)
+	return w, nil
+}
+
+// Events is closed when the watcher ends.
+func (w *Watcher) Events() <-chan Event { return w.events }
+
+// Err says why Events was closed: nil when ctx ended.
+func (w *Watcher) Err() error {
+	w.files.mu.Lock()
+	defer w.files.mu.Unlock()
+	return w.err
+}
+
+// run follows the directories that come and go, and cleans up.
+func (w *Watcher) run(ctx context.Context) {
+	if w.all {
+		w.enter(ctx, w.root, false)
+	}
+	for {
+		select {
+		case c := <-w.grow:
+			if c.left {
+				w.leave(c.path)
+			} else if err := w.add(ctx, c.path, noFollow); err == nil {
+				w.enter(ctx, c.path, true)
+			}
+		case <-ctx.Done():
+			w.leave(w.root)
+			w.close(nil)
+			return
+		case <-w.stopped:
+			return
+		}
+	}
+}
+
+// add watches one directory.
+func (w *Watcher) add(ctx context.Context, dir string, fl flags) error {
+	f := w.files
+	f.watches.busy.Lock()
+	defer f.watches.busy.Unlock()
+	_, err := f.ask(ctx, dir, request{opWatch, fl, 0, []byte(dir)}, func(a answer) error {
+		if a.kind != kindDone {
+			return nil
+		}
+		return f.watches.register(a.value, w, dir)
+	})
+	return err
+}
+
+// register is called by the reader, who may next meet news of this watch.
+func (s *watches) register(watch uint32, w *Watcher, dir string) error {
+	if watch == 0 || watch > 1<<31-1 {
+		return fmt.Errorf("the watch %d", watch)
+	}
+	s.highest = max(s.highest, watch)
+	if w.closed {
+		return nil
+	}
+	if len(w.paths) >= maxWatched {
+		w.lose()
+		return nil
+	}
+	if s.of[watch] == nil {
+		s.of[watch] = map[*Watcher]string{}
+	}
+	s.of[watch][w], w.paths[watch] = dir, dir
+	return nil
+}
+
+// enter watches what is below a directory. With tell, what is there already is told as
+// created: it may have come before the watch.
+func (w *Watcher) enter(ctx context.Context, dir string, tell bool) {
+	at := place{path: dir, about: dir}
+	for page := (Page{More: true}); page.More; {
+		var err error
+		if page, err = w.files.listAt(ctx, at, page.Next, 0); err != nil {
+			return // it is gone, or the conversation is
+		}
+		for _, e := range page.Entries {
+			below := path.Join(dir, e.Name)
+			if tell {
+				w.tell(Event{Type: Created, Path: below, Dir: e.Mode.IsDir()})
+			}
+			if !e.Mode.IsDir() {
+				continue
+			}
+			if w.full() {
+				return
+			}
+			if err := w.add(ctx, below, noFollow); err == nil {
+				w.enter(ctx, below, tell)
+			}
+		}
+	}
+}
+
+// full reports whether no more directories can be watched, and says so.
+func (w *Watcher) full() bool {
+	w.files.mu.Lock()
+	defer w.files.mu.Unlock()
+	if len(w.paths) < maxWatched {
+		return false
+	}
+	w.lose()
+	return true
+}
+
+// leave gives up the watches of a directory and of all below.
+func (w *Watcher) leave(dir string) {
+	f := w.files
+	f.watches.busy.Lock()
+	defer f.watches.busy.Unlock()
+	var unused []uint32
+	f.mu.Lock()
+	for watch, at := range w.paths {
+		if at != dir && !isBelow(at, dir) {
+			continue
+		}
+		delete(w.paths, watch)
+		delete(f.watches.of[watch], w)
+		if len(f.watches.of[watch]) == 0 {
+			delete(f.watches.of, watch)
+			unused = append(unused, watch)
+		}
+	}
+	f.mu.Unlock()
+	for _, watch := range unused {
+		ctx, cancel := context.WithTimeout(context.Background(), closeBound)
+		f.always(ctx, dir, request{op: opUnwatch, payload: u32(watch)}) // EINVAL: it went with its directory
+		cancel()
+	}
+}
+
+func isBelow(p, dir string) bool {
+	return strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
+}
+
+func (w *Watcher) close(reason error) {
+	w.files.mu.Lock()
+	defer w.files.mu.Unlock()
+	w.shut(reason)
+}
+
+// shut ends the events. Preconditions: files.mu is held.
+func (w *Watcher) shut(reason error) {
+	if w.closed {
+		return
+	}
+	w.closed, w.err = true, reason
+	close(w.events)
+	close(w.stopped)
+}
+
+// end ends all watchers, with the conversation.
+func (s *watches) end(reason error) {
+	for _, watchers := range s.of {
+		for w := range watchers {
+			w.shut(reason)
+		}
+	}
+}
+
+// deliver hands out one piece of news. It never waits.
+func (s *watches) deliver(a answer) error {
+	if a.value == lost {
+		for _, watchers := range s.of {
+			for w := range watchers {
+				w.lose()
+			}
+		}
+		return nil
+	}
+	mask, cookie := binary.LittleEndian.Uint32(a.payload), binary.LittleEndian.Uint32(a.payload[4:])
+	name := string(a.payload[8:])
+	if a.value == 0 || a.value > s.highest || name != "" && !isName(name) {
+		return fmt.Errorf("news of the watch %d and a file called %q", a.value, name)
+	}
+	for w, dir := range s.of[a.value] {
+		if mask&unix.IN_IGNORED != 0 {
+			delete(w.paths, a.value)
+			continue
+		}
+		w.happened(dir, name, mask, cookie)
+	}
+	if mask&unix.IN_IGNORED != 0 {
+		delete(s.of, a.value)
+	}
+	return nil
+}
+
+// happened tells one event. Preconditions: files.mu is held.
+func (w *Watcher) happened(dir, name string, mask, cookie uint32) {
+	at := dir
+	if name != "" {
+		at = path.Join(dir, name)
+	} else if dir != w.root {
+		return // its own directory has told it
+	}
+	isDir := mask&unix.IN_ISDIR != 0
+	if w.all && isDir && mask&(unix.IN_CREATE|unix.IN_MOVED_TO|unix.IN_MOVED_FROM) != 0 {
+		select {
+		case w.grow <- change{at, mask&unix.IN_MOVED_FROM != 0}:
+		default:
+			w.lose()
+		}
+	}
+	for _, e := range eventNames {
+		if mask&e.mask != 0 {
+			w.put(Event{Type: e.name, Path: at, Dir: isDir, Cookie: cookie})
+			return
+		}
+	}
+}
+
+func (w *Watcher) tell(e Event) {
+	w.files.mu.Lock()
+	defer w.files.mu.Unlock()
+	w.put(e)
+}
+
+// lose says that events were lost, once until there is room again: who comes to read that
+// has all that was kept before it. Preconditions: files.mu is held.
+func (w *Watcher) lose() {
+	if w.closed || w.lost && len(w.events) > 0 {
+		return // the last of the queue says so
+	}
+	w.lost = true
+	w.events <- Event{Type: Overflow, Path: w.root} // its place is kept free
+}
+
+// put keeps an event for the caller, or loses it. Preconditions: files.mu is held, so that
+// the queue gets no longer meanwhile.
+func (w *Watcher) put(e Event) {
+	switch {
+	case w.closed:
+	case len(w.events) >= maxEvents:
+		w.lose()
+	default:
+		w.lost = false
+		w.events <- e
+	}
+}
