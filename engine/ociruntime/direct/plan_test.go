@@ -16,7 +16,7 @@ func spec(t testing.TB) *specs.Spec {
 	s, err := oci.Render("direct", oci.Intent{
 		ID: "abcdefghijklmnop", Root: "/run/engine/x/rootfs", Args: []string{"/.engine/init"}, Env: []string{"PATH=/bin"}, Cwd: "/",
 		UID: 65532, GID: 65532, HostID: 1 << 20, NetNS: "/proc/7/fd/9", CgroupsPath: "/engine/run/abcdefghijklmnop/ctr",
-		TmpSize: 1 << 20, WorkspaceSize: 1 << 20, ShmSize: 1 << 20, SecretFiles: true, Memory: 1 << 26, CPUs: 0.5, Pids: 9,
+		TmpSize: 1 << 20, WorkspaceSize: 1 << 20, ShmSize: 1 << 20, SecretFiles: true, Terminals: true, Memory: 1 << 26, CPUs: 0.5, Pids: 9,
 		Tmpfs: []oci.Tmpfs{{Path: "/tmp/a/b", Size: 4096}, {Path: "/srv", Size: 4096}},
 		Binds: []oci.Bind{{Source: "/run/engine/x/proc/stat", Destination: "/proc/stat"}},
 	})
@@ -52,7 +52,7 @@ func TestPlan(t *testing.T) {
 	order := []int{
 		at("p", "/run/engine/x/rootfs"),
 		at("m", "proc", "/proc"), at("m", "tmpfs", "/dev"), at("f", "/dev/null"), at("b", "/dev/null", "/dev/null"),
-		at("k", "/dev/shm"), at("m", "tmpfs", "/dev/shm"), at("m", "tmpfs", "/tmp"),
+		at("k", "/dev/pts"), at("m", "devpts", "/dev/pts"), at("k", "/dev/shm"), at("m", "tmpfs", "/dev/shm"), at("m", "tmpfs", "/tmp"),
 		at("m", "tmpfs", "/srv"), at("k", "/tmp/a"), at("k", "/tmp/a/b"), at("m", "tmpfs", "/tmp/a/b"),
 		at("b", "/run/engine/x/proc/stat", "/proc/stat"), at("a", "/dev"),
 		// Masks need mounts apart, which the values forbid; /proc/sys is closed last.
