@@ -112,6 +112,10 @@ func (s *server) answerExec(conn *net.UnixConn, lines lineReader, q sessionReque
 		x.input(lines)
 	}()
 	x.follow(conn, gone)
+	select { // a client that is gone has left what it wrote
+	case <-gone:
+	case <-x.over:
+	}
 }
 
 // follow tells a connection of the exec's output and of its end.

@@ -1,6 +1,8 @@
 package sessions
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -11,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/direct-oci/engine/engine"
 )
 
 // askVariable makes this program ask the socket that it names to resume.
@@ -21,7 +25,41 @@ func TestMain(m *testing.M) {
 		ask(path)
 		return
 	}
+	if text := os.Getenv(clientVariable); text != "" {
+		beClient(text)
+		return
+	}
 	os.Exit(m.Run())
+}
+
+// clientVariable makes this program a client of a session: it starts an exec, writes to
+// it, says so, and waits to be killed.
+const clientVariable = "ENGINE_SESSIONS_CLIENT"
+
+type client struct {
+	Host    engine.Host
+	Version string
+	Session string
+	Exec    engine.Exec
+}
+
+func beClient(text string) {
+	var c client
+	err := json.Unmarshal([]byte(text), &c)
+	engine.Version = c.Version
+	var conn *engine.ExecConn
+	if err == nil {
+		conn, err = c.Host.Exec(context.Background(), c.Session, c.Exec)
+	}
+	if err == nil {
+		_, err = conn.Write([]byte("from the first\n"))
+	}
+	if err != nil {
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	fmt.Println("started")
+	time.Sleep(time.Minute)
 }
 
 func ask(path string) {
