@@ -39,9 +39,6 @@ func (x *execution) streams() (theirs []*os.File, err error) {
 	case x.exec.Stdin:
 		x.stdin = &stdinPipe{framed: x.exec.TTY != nil}
 		x.stdin.pipe, theirs[0], err = programPipe(true, 0)
-		if err == nil && x.exec.TTY != nil {
-			x.stdin.resize(*x.exec.TTY)
-		}
 	default:
 		theirs[0], err = os.Open(os.DevNull)
 	}

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -133,7 +134,7 @@ func (s *server) find(id string) (*execution, error) {
 // onRecord is an exec that has ended.
 func (s *server) onRecord(id string) (*execution, error) {
 	record, err := s.sb.Host.loadExec(s.sb.Request.ID, id)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, journal.ErrBadID) {
 		return nil, execNotFound(s.sb.Request.ID, id)
 	}
 	if err != nil {
@@ -186,8 +187,8 @@ func (x *execution) message() initwire.Exec {
 	if e.Cwd == "" {
 		e.Cwd = x.s.sb.workdir()
 	}
-	if x.exec.TTY != nil {
-		e.Args = append([]string{guestPath, "pty", "--"}, e.Args...)
+	if size := x.exec.TTY; size != nil {
+		e.Args = append([]string{guestPath, "pty", fmt.Sprintf("%dx%d", size.Rows, size.Columns), "--"}, e.Args...)
 	}
 	if x.exec.Timeout > 0 {
 		e.Deadline = x.exec.Timeout + initGrace
