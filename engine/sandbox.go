@@ -33,10 +33,10 @@ const (
 // that called run; others get what they need by value or channel.
 type sandbox struct {
 	hello
-	record   *journal.Run
-	linked   func(ociruntime.Info) ociruntime.Runtime
-	clock    clock
-	stdio    [3]int // the caller's streams
+	record *journal.Run
+	linked func(ociruntime.Info) ociruntime.Runtime
+	clock  clock
+	stdio  [3]int // the caller's streams
 	// callerGone is closed when the caller is.
 	callerGone <-chan struct{}
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -27,18 +28,20 @@ type logs struct {
 func (a *app) logsCommand() *cobra.Command {
 	l := logs{streams: [2]bool{true, true}}
 	cmd := &cobra.Command{
-		Use:   "logs [flags] ID",
-		Short: "print what a run wrote, as far as it was kept",
+		Use:   "logs [flags] ID [EXEC]",
+		Short: "print what a run wrote, or one program of a session, as far as it was kept",
 		Long: "logs prints the output on record: the program's stdout on stdout, its stderr on\n" +
 			"stderr. Of a stream that was longer than --output-limit that is its beginning and\n" +
 			"its last 64 KiB; the gap is told on stderr. On a terminal control characters are\n" +
-			"shown, not obeyed.\n" +
+			"shown, not obeyed. A session has no output of its own, but each of its execs has.\n" +
 			"\n" +
 			"With --json each piece is one line: {\"stream\",\"sequence\",\"time\",\"data\",\"dropped\",\n" +
 			"\"offset\"}. Data is base64, dropped counts bytes that were not kept, and offset is what\n" +
 			"--offset takes to go on behind this piece, also after the run or this program was killed.",
-		Args: cli.Exactly(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.logs(cmd.Context(), l, args[0]) },
+		Args: cli.Between(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.logs(cmd.Context(), l, args[0], strings.Join(args[1:], ""))
+		},
 	}
 	flags := cmd.Flags()
 	flags.SortFlags = false
@@ -57,7 +60,7 @@ func (a *app) logsCommand() *cobra.Command {
 	return cmd
 }
 
-func (a *app) logs(ctx context.Context, l logs, id string) error {
+func (a *app) logs(ctx context.Context, l logs, id, exec string) error {
 	if l.offset < 0 {
 		return engine.Refused("bad_flag", "cannot accept --offset=%d: want 0 or an offset that --json printed", l.offset)
 	}
@@ -65,11 +68,15 @@ func (a *app) logs(ctx context.Context, l logs, id string) error {
 	if err != nil {
 		return err
 	}
+	path, err := a.outputOf(record, exec)
+	if err != nil {
+		return err
+	}
 	alive := func() bool {
 		ok, err := journal.Alive(a.host.StateDir, record.ID)
 		return err == nil && ok
 	}
-	r, err := openOutput(ctx, a.host.OutputPath(record.ID), l.offset, func() bool { return l.follow && alive() })
+	r, err := openOutput(ctx, path, l.offset, func() bool { return l.follow && alive() })
 	if err != nil || r == nil {
 		return err
 	}
@@ -92,6 +99,33 @@ func (a *app) logs(ctx context.Context, l logs, id string) error {
 		return engine.Failed("no_record", "%w", err)
 	}
 	return nil
+}
+
+// outputOf is where the output of a run is on record, or of a session's exec.
+func (a *app) outputOf(record engine.Record, exec string) (string, error) {
+	switch {
+	case exec != "":
+		if _, err := a.host.LoadExec(record.ID, exec); err != nil {
+			return "", err
+		}
+		return a.host.ExecOutputPath(record.ID, exec), nil
+	case record.Request.Session == nil:
+		return a.host.OutputPath(record.ID), nil
+	}
+	execs, err := a.host.Execs(record.ID)
+	if err != nil {
+		return "", err
+	}
+	const shown = 8
+	var names []string
+	for _, e := range execs[max(0, len(execs)-shown):] {
+		names = append(names, e.ID)
+	}
+	fix := "start a program in it first"
+	if len(names) > 0 {
+		fix = "name one of its execs, such as the last ones: " + strings.Join(names, " ")
+	}
+	return "", engine.Refused("bad_session", "cannot print the output of session=%s: it has none of its own", record.ID).WithFix(fix)
 }
 
 // piece is one record of output as --json prints it.

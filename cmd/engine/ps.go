@@ -54,10 +54,18 @@ func table(records []engine.Record, now time.Time) string {
 	row := func(cells ...string) { fmt.Fprintln(w, strings.Join(cells, "\t")) }
 	row("ID", "STATE", "REASON", "RUNTIME", "IMAGE", "AGE", "DURATION", "COMMAND")
 	for _, r := range records {
-		row(r.ID, string(r.State), reason(r), runtimeOf(r), cell(imageOf(r)), age(now.Sub(r.Created)), duration(r, now), cell(strings.Join(r.Request.Command, " ")))
+		row(r.ID, string(r.State), reason(r), runtimeOf(r), cell(imageOf(r)), age(now.Sub(r.Created)), duration(r, now), cell(command(r)))
 	}
 	w.Flush() // into memory
 	return b.String()
+}
+
+// command is what runs, or that it is a session.
+func command(r engine.Record) string {
+	if r.Request.Session != nil {
+		return "(session)"
+	}
+	return strings.Join(r.Request.Command, " ")
 }
 
 // reason is why the run stopped, or why it never will by itself.

@@ -95,7 +95,7 @@ func (a *app) run(ctx context.Context, r *request) error {
 	go cancelOn(signals, run)
 	if run.Joined() && !a.json {
 		// The output went to whoever started the run.
-		if err := a.logs(ctx, logs{follow: true, raw: true, streams: [2]bool{true, true}}, run.ID()); err != nil {
+		if err := a.logs(ctx, logs{follow: true, raw: true, streams: [2]bool{true, true}}, run.ID(), ""); err != nil {
 			return err
 		}
 	}

@@ -75,7 +75,11 @@ func newBed(t testing.TB, runtime string) *bed {
 		MinFreeDisk: -1, MinFreeMemory: -1,
 	}
 	engine.Version = version(t)
-	if runtime != "embedded" {
+	switch runtime {
+	case "embedded":
+	case "direct":
+		installBeside(t, testenv.Binary(t, "engine-launch"))
+	default:
 		installBeside(t, testenv.Binary(t, runtime))
 	}
 	return b

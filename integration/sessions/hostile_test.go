@@ -1,0 +1,64 @@
+package sessions
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/direct-oci/engine/engine"
+)
+
+// TestHostileProgram lets a program do its worst to the session that it runs in: it
+// cannot reach process 1, nor see sockets of the engine's, nor keep others from starting
+// and ending with results of their own.
+func TestHostileProgram(t *testing.T) {
+	eachRuntime(t, func(t *testing.T, b *bed) {
+		id := b.session()
+		other := b.session()
+		_, found := b.run(id, `
+			for i in 9 19 15 2 17; do kill -$i 1 2>/dev/null && [ $i = 9 ] && echo killed; done
+			kill -STOP 1; kill -KILL 1
+			for f in environ maps mem; do cat /proc/1/$f >/dev/null 2>&1 && echo read $f; done
+			(echo >/proc/1/fd/3) 2>/dev/null && echo wrote to the control socket
+			for f in 3 4 5 6 7; do [ -e /proc/self/fd/$f ] && readlink /proc/self/fd/$f; done
+			find / -xdev -name '*.sock' 2>/dev/null
+			ls /run/engine /var/lib/engine 2>/dev/null
+			grep -v Path /proc/net/unix 2>/dev/null | grep session
+			echo over`)
+		// gVisor takes a signal that it does not deliver for one that it did.
+		if got := strings.TrimPrefix(found, "killed\n"); got != "over\n" {
+			t.Errorf("a program found %q", got)
+		}
+		// It stops, kills and fills what it can reach, for ever.
+		hog := b.exec(id, shell(`trap '' TERM INT HUP
+			(while :; do kill -STOP -1; done) & (while :; do kill -CONT -1; done) &
+			while :; do echo "ENG3 fake frames"; done`))
+		deadline := time.Now().Add(time.Second)
+		for time.Now().Before(deadline) {
+			e := engine.Exec{Command: []string{"true"}, Timeout: 2 * time.Second}
+			c, err := b.Exec(within(t), id, e)
+			if err != nil {
+				continue // it was stopped, or killed, before it was a program
+			}
+			r := b.end(c)
+			c.Close()
+			if r.Reason != engine.ReasonExited && r.Reason != engine.ReasonTimeout && r.Reason != engine.ReasonSignal {
+				t.Fatalf("result = %s", show(r))
+			}
+		}
+		if r, stdout := b.run(other, "echo untouched"); stdout != "untouched\n" {
+			t.Errorf("in another session: result = %s, stdout = %q", show(r), stdout)
+		}
+		if err := hog.Signal(unix.SIGKILL); err != nil {
+			t.Error(err)
+		}
+		if r := b.end(hog); r.Signal != "SIGKILL" {
+			t.Errorf("result = %s, want SIGKILL", show(r))
+		}
+		if err := b.Kill(within(t), id); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
