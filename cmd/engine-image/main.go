@@ -19,6 +19,7 @@ import (
 	"github.com/direct-oci/engine/rootfs/image/intake"
 	"github.com/direct-oci/engine/rootfs/image/job"
 	"github.com/direct-oci/engine/rootfs/image/registry"
+	"github.com/direct-oci/engine/rootfs/image/tree"
 )
 
 func main() {
@@ -88,9 +89,14 @@ func do(ctx context.Context, j job.Job) (job.Answer, error) {
 	o.Notify = show.event
 	defer show.end()
 	var img image.Image
-	if j.Do == job.Pull {
+	switch j.Do {
+	case job.Pull:
 		img, err = pull(ctx, o, j)
-	} else {
+	case job.Seal:
+		o.Origin = j.Source
+		o.Store.Limits = tree.Limits{MaxBytes: j.MaxBytes, MaxEntries: j.MaxEntries}
+		img, err = intake.TakeSealed(ctx, o, os.Stdin, j.Top)
+	default:
 		img, err = intake.Import(ctx, o, j.Source)
 	}
 	return job.Answer{Image: &img}, err

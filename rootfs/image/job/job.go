@@ -11,14 +11,18 @@ import (
 
 // Job is one piece of work.
 type Job struct {
-	Do    string `json:"do"`    // Pull, Import or Export
+	Do    string `json:"do"`    // Pull, Import, Export or Seal
 	Store string `json:"store"` // directory
 	Name  string `json:"name"`  // of the image in the store; Pull: empty means the reference itself
 
-	Source   string `json:"source,omitempty"`   // Pull: a reference; Import: a path or "-"
+	Source   string `json:"source,omitempty"`   // Pull: a reference; Import: a path or "-"; Seal: what errors call standard input
 	Platform string `json:"platform,omitempty"` // empty: this host's
 	Ref      string `json:"ref,omitempty"`      // Import: which image of several
 	Output   string `json:"output,omitempty"`   // Export: a path
+	Top      string `json:"top,omitempty"`      // Seal: the one directory that the archive holds
+
+	MaxBytes   int64 `json:"maxBytes,omitempty"`   // Seal
+	MaxEntries int64 `json:"maxEntries,omitempty"` // Seal
 
 	AuthFile   string   `json:"authFile,omitempty"`
 	Mirrors    []string `json:"mirrors,omitempty"`
@@ -34,6 +38,7 @@ const (
 	Pull   = "pull"
 	Import = "import"
 	Export = "export"
+	Seal   = "seal" // the plain archive on standard input becomes a read-only image
 )
 
 // Answer is what came of a job.

@@ -53,6 +53,7 @@ type Limits struct {
 	MaxBytes   int64 `json:"maxBytes"`   // of file content; 0: 64 GiB, or less where the disk is fuller
 	MaxEntries int64 `json:"maxEntries"` // files, directories and links; 0: a million
 	Layer      bool  `json:"layer"`      // names that begin with .wh. are marks, see Marks
+	Sealed     bool  `json:"sealed"`     // root's alone, read-only, without times, links stay inside
 }
 
 // Check reports what of c is more than one image may have, across its layers.
@@ -250,7 +251,11 @@ func (w *Writer) makeParent(at, name, clean string) (*os.File, error) {
 		if err := unix.Mkdirat(int(dir.Fd()), name, 0o755); err != nil {
 			return err // also for a link to nothing
 		}
-		return w.finish(dir, name, Entry{Kind: unix.S_IFDIR, Mode: 0o755})
+		e := Entry{Kind: unix.S_IFDIR, Mode: 0o755}
+		if w.limits.Sealed {
+			e.Mode = sealedDir
+		}
+		return w.finish(dir, name, e)
 	})
 	if err == nil && w.limits.Layer {
 		err = w.Marks.imply(clean)
@@ -289,6 +294,11 @@ func (w *Writer) Put(e Entry) error {
 		w.Counts.SetID++
 	}
 	e.Mode = permissions(e.Mode)
+	if w.limits.Sealed {
+		if e, err = e.seal(clean); err != nil {
+			return &EntryError{Entry: e.UnsafePath, Why: err.Error()}
+		}
+	}
 	switch {
 	case w.limits.Layer && strings.HasPrefix(clean, whiteoutPrefix), w.limits.Layer && strings.Contains(clean, "/"+whiteoutPrefix):
 		err = w.putMark(clean)
@@ -501,13 +511,16 @@ func (w *Writer) putLink(dir *os.File, base string, e Entry) error {
 		return err
 	}
 	defer from.Close()
-	if w.limits.Layer {
+	if w.limits.Layer || w.limits.Sealed {
 		var st unix.Stat_t
 		if err := unix.Fstatat(int(from.Fd()), name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return err
 		}
 		if isWhiteout(st) {
 			return unix.ENOENT
+		}
+		if w.limits.Sealed && st.Mode&unix.S_IFMT == unix.S_IFLNK {
+			return errors.New("it is a hard link to a symbolic one, which would lead elsewhere from here")
 		}
 	}
 	return unix.Linkat(int(from.Fd()), name, int(dir.Fd()), base, 0)
