@@ -60,18 +60,28 @@ func (h Host) ImageDigest(name string) (string, error) {
 // imageRoot is the file system that a run starts from.
 type imageRoot struct {
 	info   ImageInfo
-	lowers []string // from top to bottom
-	hold   *os.File // keeps an image from being removed; nil for a directory
+	lowers []string   // from top to bottom
+	holds  []*os.File // keep the image and the layers from being removed
 }
 
 func (i imageRoot) release() error {
-	if i.hold == nil {
-		return nil
+	var errs []error
+	for _, f := range i.holds {
+		errs = append(errs, f.Close())
 	}
-	return i.hold.Close()
+	return errors.Join(errs...)
 }
 
-// openImage finds what the request names and holds on to it.
+// openRoot finds what the request names, the layers over its image too, and holds on
+// to it. After an error what is held already is in the root all the same.
+func openRoot(h Host, req Request) (imageRoot, error) {
+	root, err := openImage(h, req)
+	if err == nil {
+		err = root.addLayers(h, req.Layers)
+	}
+	return root, err
+}
+
 func openImage(h Host, req Request) (imageRoot, error) {
 	if req.Rootfs != "" {
 		info, err := os.Stat(req.Rootfs)
@@ -93,7 +103,7 @@ func openImage(h Host, req Request) (imageRoot, error) {
 	if err != nil {
 		return imageRoot{}, Failed("no_image", "%w", err)
 	}
-	return imageRoot{info: ImageInfo{Ref: req.Image, Digest: &img.Digest}, lowers: img.Lowers, hold: hold}, nil
+	return imageRoot{info: ImageInfo{Ref: req.Image, Digest: &img.Digest}, lowers: img.Lowers, holds: []*os.File{hold}}, nil
 }
 
 // findImage opens the image that the request's name stands for; once that is settled,

@@ -52,6 +52,10 @@ func (sb *sandbox) result(u cgroups.Usage) Result {
 
 // newResult is the result of a request of which nothing else is known.
 func newResult(req Request) Result {
+	layers := []LayerInfo{}
+	for _, l := range req.Layers {
+		layers = append(layers, LayerInfo{l.Name, l.Digest})
+	}
 	return Result{
 		ID: req.ID,
 		Limits: ResultLimits{
@@ -63,6 +67,7 @@ func newResult(req Request) Result {
 		Timing:     Timing{Phases: []Phase{}},
 		Unenforced: []string{},
 		Changes:    []FileChange{},
+		Layers:     layers,
 		Network:    NetworkInfo{Mode: req.Egress.Mode(), Denied: []Denied{}, Allowed: []Allowed{}},
 	}
 }

@@ -20,6 +20,8 @@ type Request struct {
 	ImageDigest string `json:"imageDigest,omitempty"`
 	// ImageID says which image it was that the name stood for. Start sets it.
 	ImageID string `json:"imageId,omitempty"`
+	// Layers lie over the image or the directory, the first one topmost.
+	Layers []Layer `json:"layers,omitempty"`
 
 	Command  []string          `json:"command"`            // argv, searched on the PATH inside; empty: the image's own
 	Env      []string          `json:"env,omitempty"`      // K=V, added to the engine's own few

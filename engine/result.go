@@ -46,6 +46,7 @@ type Result struct {
 	Unenforced []string     `json:"unenforced"` // limits nobody enforced, under BestEffortLimits
 	Runtime    RuntimeInfo  `json:"runtime"`
 	Image      ImageInfo    `json:"image"`
+	Layers     []LayerInfo  `json:"layers"`
 	Network    NetworkInfo  `json:"network"`
 	Changes    []FileChange `json:"changes"`
 	Digest     *string      `json:"digest"`
@@ -102,6 +103,12 @@ type RuntimeInfo struct {
 type ImageInfo struct {
 	Ref    string  `json:"ref"`
 	Digest *string `json:"digest"` // nil: a directory or an image that has none
+}
+
+// LayerInfo names a layer that lay over the image.
+type LayerInfo struct {
+	Name   string `json:"name"`
+	Digest string `json:"digest"`
 }
 
 // NetworkInfo is the egress policy, and what became of what was tried.

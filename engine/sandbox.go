@@ -103,7 +103,7 @@ func (sb *sandbox) choose() (err error) {
 	if sb.runtime, err = openRuntime(sb.Plan.Runtime, sb.linked); err != nil {
 		return Failed("bad_runtime", "%w", err)
 	}
-	if sb.image, err = openImage(sb.Host, sb.Request); err != nil {
+	if sb.image, err = openRoot(sb.Host, sb.Request); err != nil {
 		return err
 	}
 	failpoint("before-uids")

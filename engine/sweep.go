@@ -21,6 +21,9 @@ func (h Host) sweeps(dryRun bool) []task {
 		{h.imageDir(), "left by a crash while an image was made or removed", func() ([]string, error) {
 			return image.Store{Dir: h.imageDir()}.Sweep(dryRun)
 		}},
+		{h.LayerStore(""), "left by a crash while a layer was made or removed", func() ([]string, error) {
+			return h.sweepLayerStores(dryRun)
+		}},
 		{h.RunDir, "of an engine-init or engine-guest that is not installed any more, or half made", func() ([]string, error) {
 			installed, err := h.resolved()
 			if err != nil {
@@ -44,6 +47,21 @@ func (h Host) sweeps(dryRun bool) []task {
 		}})
 	}
 	return tasks
+}
+
+func (h Host) sweepLayerStores(dryRun bool) ([]string, error) {
+	stores, err := h.LayerStores()
+	if err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, s := range stores {
+		names, err := image.Store{Dir: h.LayerStore(s)}.Sweep(dryRun)
+		if all = append(all, names...); err != nil {
+			return all, err
+		}
+	}
+	return all, nil
 }
 
 // idle reports whether no run has a directory. A monitor makes it before it looks for

@@ -56,7 +56,7 @@ func (r Request) Validate() error {
 	if err := r.Egress.Validate(); err != nil {
 		return Refused("bad_network", "%w", err)
 	}
-	for _, check := range []func() error{r.validateProgram, r.validateUser, r.validateLabels, r.Limits.validate, r.validateBundle, r.validateFiles, r.validateSession} {
+	for _, check := range []func() error{r.validateProgram, r.validateUser, r.validateLabels, r.Limits.validate, r.validateBundle, r.validateFiles, r.validateLayers, r.validateSession} {
 		if err := check(); err != nil {
 			return err
 		}

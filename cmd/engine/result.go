@@ -82,6 +82,7 @@ func refusal(e *engine.Error) engine.Result {
 		Unenforced: []string{},
 		Network:    engine.NetworkInfo{Mode: "none", Denied: []engine.Denied{}, Allowed: []engine.Allowed{}},
 		Changes:    []engine.FileChange{},
+		Layers:     []engine.LayerInfo{},
 		Error:      e,
 	}
 }
