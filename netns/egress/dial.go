@@ -29,7 +29,13 @@ const (
 // the host's search domains: the name that was allowed is the one that is looked up.
 func hostResolver(ctx context.Context, name string) ([]netip.Addr, error) {
 	r := net.Resolver{PreferGo: true}
-	return r.LookupNetIP(ctx, "ip", name+".")
+	addrs, err := r.LookupNetIP(ctx, "ip", name+".")
+	for i := range addrs {
+		// What comes from the hosts file is in IPv6 form, which decideAddr refuses as a
+		// disguise. As what it is it is decided about like any other.
+		addrs[i] = addrs[i].Unmap()
+	}
+	return addrs, err
 }
 
 // cache remembers answers for a short time, so that a client's many connections
