@@ -38,6 +38,7 @@ type Observed struct {
 	Reason       string              `json:"reason"` // "" where it never started, or without a sandbox
 	ExitCode     *int                `json:"exitCode"`
 	Image        engine.ImageInfo    `json:"image"`
+	Layers       []engine.LayerInfo  `json:"layers"` // of dependencies, over the image
 	Runtime      engine.RuntimeInfo  `json:"runtime"`
 	Limits       engine.ResultLimits `json:"limits"`
 	Unenforced   []string            `json:"unenforced"`
@@ -61,7 +62,7 @@ func newReceipt(c *call, p Prepared, auth Authorised, strong string) *Receipt {
 
 // observe takes in what came of the run.
 func (r *Receipt) observe(out Outcome, runErr error) error {
-	o := Observed{Unenforced: []string{}, Network: engine.NetworkInfo{Mode: "none", Denied: []engine.Denied{}, Allowed: []engine.Allowed{}}}
+	o := Observed{Unenforced: []string{}, Layers: []engine.LayerInfo{}, Network: engine.NetworkInfo{Mode: "none", Denied: []engine.Denied{}, Allowed: []engine.Allowed{}}}
 	if runErr != nil {
 		o.Error = engine.AsError(runErr).Kind
 	}
@@ -71,6 +72,7 @@ func (r *Receipt) observe(out Outcome, runErr error) error {
 	}
 	o.OutputSHA256 = hash(output)
 	if res := out.Result; res != nil {
+		o.Layers = append(o.Layers, res.Layers...)
 		o.Run, o.ExitCode, o.Image, o.Runtime, o.Limits = res.ID, res.ExitCode, res.Image, res.Runtime, res.Limits
 		o.Unenforced, o.Network, o.Actuals, o.DurationMs = res.Unenforced, res.Network, res.Actuals, res.DurationMs
 		o.StdoutSHA256, o.StderrSHA256 = hash([]byte(res.Stdout)), hash([]byte(res.Stderr))

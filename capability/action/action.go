@@ -8,10 +8,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/direct-oci/engine/capability"
 	"github.com/direct-oci/engine/capability/approval"
+	"github.com/direct-oci/engine/capability/dependency"
+	"github.com/direct-oci/engine/capability/install"
 	"github.com/direct-oci/engine/capability/jsjson"
 	"github.com/direct-oci/engine/capability/sandbox"
 	"github.com/direct-oci/engine/engine"
@@ -21,12 +24,13 @@ import (
 type Action struct {
 	dir      string
 	profile  sandbox.Profile
+	install  *install.Installer
 	manifest manifest
 }
 
 // Load returns the actions in dir, one directory each, and what is wrong with others.
 // Directories whose names begin with a dot are left out.
-func Load(dir string, profile sandbox.Profile) ([]capability.Capability, []capability.Problem) {
+func Load(dir string, profile sandbox.Profile, in *install.Installer) ([]capability.Capability, []capability.Problem) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, []capability.Problem{{Name: filepath.Base(dir), Message: "cannot read actions: " + err.Error()}}
@@ -37,7 +41,7 @@ func Load(dir string, profile sandbox.Profile) ([]capability.Capability, []capab
 		if !e.IsDir() || strings.HasPrefix(e.Name(), ".") {
 			continue
 		}
-		a, err := Open(filepath.Join(dir, e.Name()), profile)
+		a, err := Open(filepath.Join(dir, e.Name()), profile, in)
 		if err != nil {
 			problems = append(problems, capability.Problem{Name: e.Name(), Message: err.Error()})
 			continue
@@ -48,12 +52,12 @@ func Load(dir string, profile sandbox.Profile) ([]capability.Capability, []capab
 }
 
 // Open reads one action and checks all of it that can be checked without running it.
-func Open(dir string, profile sandbox.Profile) (*Action, error) {
+func Open(dir string, profile sandbox.Profile, in *install.Installer) (*Action, error) {
 	m, _, err := read(dir)
 	if err != nil {
 		return nil, err
 	}
-	return &Action{dir, profile, m}, nil
+	return &Action{dir, profile, in, m}, nil
 }
 
 // Info implements capability.Capability.
@@ -87,7 +91,7 @@ func (a *Action) Prepare(_ context.Context, ask capability.Ask) (capability.Prep
 	if m.Name != a.manifest.Name || m.Hazard != a.manifest.Hazard || !bytes.Equal(m.Input, a.manifest.Input) {
 		return capability.Prepared{}, engine.Failed("broken_capability", "cannot use action=%s: it was exchanged a moment ago", a.manifest.Name)
 	}
-	return (&Action{a.dir, a.profile, m}).prepare(ask, files)
+	return (&Action{a.dir, a.profile, a.install, m}).prepare(ask, files)
 }
 
 func (a *Action) prepare(ask capability.Ask, files []engine.File) (capability.Prepared, error) {
@@ -100,6 +104,10 @@ func (a *Action) prepare(ask capability.Ask, files []engine.File) (capability.Pr
 	if err != nil {
 		return capability.Prepared{}, engine.Failed("broken_capability", "cannot use action=%s: %w", m.Name, err)
 	}
+	sets, err := a.dependencies(files)
+	if err != nil {
+		return capability.Prepared{}, err
+	}
 	plan, err := a.profile.Plan(sandbox.Ask{
 		Command: command, Files: files, Secrets: m.secretNames(), Egress: m.Egress,
 		Limits: sandbox.Limits{CPUs: m.Limits.CPUs, MemoryMB: m.Limits.MemoryMB, TimeoutSeconds: m.Limits.TimeoutSeconds},
@@ -107,7 +115,7 @@ func (a *Action) prepare(ask capability.Ask, files []engine.File) (capability.Pr
 	if err != nil {
 		return capability.Prepared{}, err
 	}
-	bound := a.profile.Bind(plan, approval.Bound{Environment: ask.Environment})
+	bound := a.profile.Bind(plan, approval.Bound{Environment: ask.Environment, Lock: install.Lock(sets, plan.ImageDigest)})
 	if bound.Manifest, err = digest(fileList(bound.Files)); err != nil {
 		return capability.Prepared{}, engine.Failed("internal", "internal error: %w", err)
 	}
@@ -122,10 +130,20 @@ func (a *Action) prepare(ask capability.Ask, files []engine.File) (capability.Pr
 	for _, f := range plan.Files {
 		p.Documents = append(p.Documents, capability.Document{Name: f.Path, Text: strings.ToValidUTF8(string(f.Data), "\ufffd")})
 	}
+	for _, s := range sets {
+		name, text := s.Document()
+		p.Documents = append(p.Documents, capability.Document{Name: name, Text: text})
+		p.Warnings = append(p.Warnings, s.Warnings...)
+	}
 	p.Run = func(ctx context.Context, env capability.Env) (capability.Outcome, error) {
+		labels := map[string]string{"call": env.Call, "project": ask.Project, "capability": m.Name}
+		laid, err := a.install.Lay(ctx, install.Ask{Project: ask.Project, ImageDigest: plan.ImageDigest, Sets: sets, Labels: labels, Log: env.Log})
+		if err != nil {
+			return capability.Outcome{}, err
+		}
+		defer laid.Close()
 		result, err := a.profile.Run(ctx, plan, sandbox.Job{
-			ID: env.Call, Secrets: env.Secrets, Log: env.Log, Stdin: append(input, '\n'),
-			Labels: map[string]string{"call": env.Call, "project": ask.Project, "capability": m.Name},
+			ID: env.Call, Secrets: env.Secrets, Log: env.Log, Stdin: append(input, '\n'), Labels: labels, Layers: laid.Layers, Env: laid.Env,
 		})
 		return a.outcome(bound.Digest, result, err, env)
 	}
@@ -141,6 +159,22 @@ func (a *Action) outcome(digest string, r engine.Result, err error, env capabili
 		return capability.Outcome{Result: &r}, err
 	}
 	return capability.Outcome{Output: a.output(digest, r, env.Redact), Result: &r}, nil
+}
+
+// dependencies are what the action's manifests ask for, if it says that they are to be
+// installed: it may as well have brought the modules along.
+func (a *Action) dependencies(files []engine.File) ([]dependency.Set, error) {
+	d := a.manifest.Dependencies
+	if d == nil {
+		return nil, nil
+	}
+	texts := map[string]string{}
+	for _, f := range files {
+		if slices.Contains(dependency.Files(), f.Path) {
+			texts[f.Path] = string(f.Data)
+		}
+	}
+	return a.install.Read(texts, strings.HasSuffix(a.manifest.Entrypoint, ".py"), d.Scripts)
 }
 
 // digest is SHA-256, in hexadecimal, of the RFC 8785 form of v.

@@ -33,7 +33,7 @@ func TestNewIsGood(t *testing.T) {
 	if err := New(dir, "hello"); err != nil {
 		t.Fatal(err)
 	}
-	a, err := Open(dir, sandbox.Profile{})
+	a, err := Open(dir, sandbox.Profile{}, nil)
 	if err != nil || a.Info().Name != "hello" {
 		t.Errorf("Open = %+v, %v", a, err)
 	}
@@ -69,14 +69,14 @@ func TestBrokenOnesAreReported(t *testing.T) {
 	if err := os.Symlink("/etc/passwd", filepath.Join(dir, "link", "passwd")); err != nil {
 		t.Fatal(err)
 	}
-	actions, problems := Load(dir, sandbox.Profile{})
+	actions, problems := Load(dir, sandbox.Profile{}, nil)
 	if len(actions) != 1 || actions[0].Info().Name != "orders.refund" {
 		t.Errorf("actions = %+v", actions)
 	}
 	if len(problems) != len(broken)+1 {
 		t.Errorf("%d problems, want %d: %+v", len(problems), len(broken)+1, problems)
 	}
-	if _, problems := Load(filepath.Join(dir, "none"), sandbox.Profile{}); len(problems) != 1 {
+	if _, problems := Load(filepath.Join(dir, "none"), sandbox.Profile{}, nil); len(problems) != 1 {
 		t.Errorf("a directory that is missing: %+v", problems)
 	}
 }
@@ -85,7 +85,7 @@ func TestHazardIsWriteUnlessDeclared(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "action.json", good)
 	write(t, dir, "main.sh", "")
-	a, err := Open(dir, sandbox.Profile{})
+	a, err := Open(dir, sandbox.Profile{}, nil)
 	if err != nil || a.Info().Hazard != capability.Write || a.Info().Kind != capability.Action {
 		t.Errorf("info = %+v, %v", a.Info(), err)
 	}
@@ -103,7 +103,7 @@ func TestPrepareTakesTheFilesAsTheyAre(t *testing.T) {
 	}
 	write(t, dir, "action.json", strings.Replace(good, `"name"`, `"secrets":{"TOKEN":"to ask"},"name"`, 1))
 	write(t, dir, "main.sh", "echo 1")
-	a, err := Open(dir, sandbox.Profile{Host: engine.Host{StateDir: state}, Image: "box", Runtime: "runsc", Max: sandbox.DefaultMax})
+	a, err := Open(dir, sandbox.Profile{Host: engine.Host{StateDir: state}, Image: "box", Runtime: "runsc", Max: sandbox.DefaultMax}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +135,7 @@ func TestOutputIsHeldAgainstItsSchema(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "action.json", good)
 	write(t, dir, "main.sh", "")
-	a, err := Open(dir, sandbox.Profile{})
+	a, err := Open(dir, sandbox.Profile{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

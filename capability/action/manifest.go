@@ -42,7 +42,13 @@ type manifest struct {
 		MemoryMB       float64 `json:"memoryMb"`
 		TimeoutSeconds float64 `json:"timeoutSeconds"`
 	} `json:"limits"`
-	Entrypoint string `json:"entrypoint"`
+	Entrypoint   string        `json:"entrypoint"`
+	Dependencies *dependencies `json:"dependencies"` // nil: none are installed
+}
+
+// dependencies says how what its manifests name is installed.
+type dependencies struct {
+	Scripts bool `json:"scripts"`
 }
 
 const manifestSchema = `{
@@ -68,7 +74,8 @@ const manifestSchema = `{
         "timeoutSeconds": {"type": "number", "exclusiveMinimum": 0}
       }
     },
-    "entrypoint": {"type": "string", "minLength": 1}
+    "entrypoint": {"type": "string", "minLength": 1},
+    "dependencies": {"type": "object", "additionalProperties": false, "properties": {"scripts": {"type": "boolean"}}}
   }
 }`
 

@@ -9,9 +9,9 @@ import (
 
 const maxLine = 16 << 10
 
-// readLines calls log for each line, as valid UTF-8 and without its end. A longer line
+// ReadLines calls log for each line, as valid UTF-8 and without its end. A longer line
 // than maxLine comes in pieces, so that a program cannot fill the memory with one.
-func readLines(r io.Reader, log func(string)) {
+func ReadLines(r io.Reader, log func(string)) {
 	in := bufio.NewReaderSize(r, maxLine)
 	for {
 		line, err := in.ReadSlice('\n')

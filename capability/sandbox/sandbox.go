@@ -137,6 +137,8 @@ type Job struct {
 	Secrets map[string][]byte // by the names of the plan
 	Stdin   []byte
 	Labels  map[string]string
+	Layers  []engine.Layer    // over the image, see package install
+	Env     []string          // K=V, which those layers need
 	Log     func(line string) // of the program's stderr, as it comes; may be nil
 }
 
@@ -149,6 +151,7 @@ func (p Profile) Run(ctx context.Context, plan Plan, job Job) (engine.Result, er
 		secrets = append(secrets, engine.Secret{Name: name, Value: slices.Clone(job.Secrets[name])})
 	}
 	req := p.request(plan, job.Labels)
+	req.Layers, req.Env = job.Layers, job.Env
 	req.ID = job.ID
 	req.SecretNames = nil // Start takes them from the secrets
 	s, err := openStreams(job)
@@ -237,7 +240,7 @@ func openStreams(job Job) (*streams, error) {
 		s.err = w
 		s.work.Go(func() {
 			defer r.Close()
-			readLines(r, job.Log)
+			ReadLines(r, job.Log)
 		})
 	}
 	return s, nil

@@ -102,7 +102,7 @@ func TestClamp(t *testing.T) {
 
 func TestReadLines(t *testing.T) {
 	var got []string
-	readLines(strings.NewReader("a\r\nb\xff\n\n"+strings.Repeat("x", maxLine+5)+"\nend"), func(l string) { got = append(got, l) })
+	ReadLines(strings.NewReader("a\r\nb\xff\n\n"+strings.Repeat("x", maxLine+5)+"\nend"), func(l string) { got = append(got, l) })
 	want := []string{"a", "b\ufffd", "", strings.Repeat("x", maxLine), "xxxxx", "end"}
 	if !slices.Equal(got, want) {
 		t.Errorf("lines = %.100q", got)

@@ -9,6 +9,8 @@ import (
 
 	"github.com/direct-oci/engine/capability"
 	"github.com/direct-oci/engine/capability/approval"
+	"github.com/direct-oci/engine/capability/dependency"
+	"github.com/direct-oci/engine/capability/install"
 	"github.com/direct-oci/engine/capability/jsjson"
 	"github.com/direct-oci/engine/capability/sandbox"
 	"github.com/direct-oci/engine/engine"
@@ -52,12 +54,20 @@ const schema = `{
         "memoryMb": {"type": "number", "exclusiveMinimum": 0},
         "timeoutSeconds": {"type": "number", "exclusiveMinimum": 0}
       }
+    },
+    "dependencies": {
+      "type": "object",
+      "description": "how what package.json and requirements.txt name is installed; no part of the digest, but of what is approved",
+      "properties": {"scripts": {"type": "boolean", "default": false, "description": "run the packages' install scripts"}}
     }
   }
 }`
 
 // Execute is the capability.
-type Execute struct{ Profile sandbox.Profile }
+type Execute struct {
+	Profile sandbox.Profile
+	Install *install.Installer // nil: programs bring all they need
+}
 
 // Info implements capability.Capability.
 func (x Execute) Info() capability.Info {
@@ -92,6 +102,8 @@ type Output struct {
 	Network         engine.NetworkInfo  `json:"network"`
 	Runtime         engine.RuntimeInfo  `json:"runtime"`
 	Image           engine.ImageInfo    `json:"image"`
+
+	Dependencies []install.Installed `json:"dependencies"` // in layers over the image
 }
 
 // Prepare implements capability.Capability.
@@ -104,7 +116,8 @@ func (x Execute) Prepare(_ context.Context, ask capability.Ask) (capability.Prep
 	if err != nil {
 		return capability.Prepared{}, err
 	}
-	if err := spec.dependencies(); err != nil {
+	sets, err := x.dependencies(spec)
+	if err != nil {
 		return capability.Prepared{}, err
 	}
 	plan, err := x.Profile.Plan(sandbox.Ask{
@@ -116,32 +129,44 @@ func (x Execute) Prepare(_ context.Context, ask capability.Ask) (capability.Prep
 	}
 	digest := spec.Digest()
 	p := capability.Prepared{
-		Bound: x.Profile.Bind(plan, approval.Bound{Digest: digest}),
+		Bound: x.Profile.Bind(plan, approval.Bound{Digest: digest, Lock: install.Lock(sets, plan.ImageDigest)}),
 		Title: jsjson.Text(spec.Title), Warnings: unknownKeys(ask.Args),
 	}
 	for _, f := range spec.sortedFiles() {
 		p.Documents = append(p.Documents, capability.Document{Name: f.Path, Text: jsjson.Text(f.Contents)})
 	}
+	for _, s := range sets {
+		name, text := s.Document()
+		p.Documents = append(p.Documents, capability.Document{Name: name, Text: text})
+		p.Warnings = append(p.Warnings, s.Warnings...)
+	}
 	p.Run = func(ctx context.Context, env capability.Env) (capability.Outcome, error) {
+		labels := map[string]string{"call": env.Call, "project": ask.Project, "capability": Name}
+		laid, err := x.Install.Lay(ctx, install.Ask{Project: ask.Project, ImageDigest: plan.ImageDigest, Sets: sets, Labels: labels, Log: env.Log})
+		if err != nil {
+			return capability.Outcome{}, err
+		}
+		defer laid.Close()
 		env.Log("workload " + digest + " starts under " + x.Profile.Runtime)
 		result, err := x.Profile.Run(ctx, plan, sandbox.Job{
-			ID: env.Call, Secrets: env.Secrets, Log: env.Log,
-			Labels: map[string]string{"call": env.Call, "project": ask.Project, "capability": Name},
+			ID: env.Call, Secrets: env.Secrets, Log: env.Log, Labels: labels, Layers: laid.Layers, Env: laid.Env,
 		})
-		return outcome(digest, result, err, env)
+		return outcome(digest, result, err, env, laid.Installed)
 	}
 	p.Resume = func(ctx context.Context, env capability.Env) (capability.Outcome, error) {
 		result, err := x.Profile.Resume(ctx, env.Call)
-		return outcome(digest, result, err, env)
+		return outcome(digest, result, err, env, install.Recorded(result.Layers))
 	}
 	return p, nil
 }
 
-func outcome(digest string, r engine.Result, err error, env capability.Env) (capability.Outcome, error) {
+func outcome(digest string, r engine.Result, err error, env capability.Env, installed []install.Installed) (capability.Outcome, error) {
 	if err != nil {
 		return capability.Outcome{Result: &r}, err
 	}
-	return capability.Outcome{Output: output(digest, r, env.Redact), Result: &r}, nil
+	out := output(digest, r, env.Redact)
+	out.Dependencies = installed
+	return capability.Outcome{Output: out, Result: &r}, nil
 }
 
 func value(f *float64) float64 {
@@ -185,59 +210,13 @@ func (s Spec) program() ([]engine.File, []string, error) {
 	return files, command, nil
 }
 
-// dependencies refuses what would have to be installed first.
-func (s Spec) dependencies() error {
+// dependencies are what its manifests ask for.
+func (x Execute) dependencies(s Spec) ([]dependency.Set, error) {
+	files := map[string]string{}
 	for _, f := range s.Files {
-		needs := false
-		switch f.Path {
-		case "package.json":
-			needs = npmNeeds(f.Contents)
-		case "requirements.txt":
-			needs = strings.HasSuffix(s.Entrypoint, ".py") && pipNeeds(f.Contents)
-		}
-		if needs {
-			return engine.Refused("no_dependencies", "cannot install the dependencies in %s: this version installs none", f.Path).
-				WithFix("bring the modules along as files, or have them put into the image")
-		}
+		files[f.Path] = jsjson.Text(f.Contents)
 	}
-	return nil
-}
-
-// npmNeeds reports whether npm would install anything. A package.json that only says
-// what kind of modules there are is common.
-func npmNeeds(contents string) bool {
-	v, err := jsjson.Parse([]byte(jsjson.Text(contents)))
-	m, ok := v.(map[string]any)
-	if err != nil || !ok {
-		return true // npm decides, and it might
-	}
-	for _, key := range []string{"dependencies", "optionalDependencies", "peerDependencies", "bundleDependencies", "bundledDependencies", "workspaces", "scripts"} {
-		switch v := m[key].(type) {
-		case nil:
-		case map[string]any:
-			if len(v) > 0 && key != "scripts" {
-				return true
-			}
-			for name := range v {
-				switch name {
-				case "preinstall", "install", "postinstall", "prepare":
-					return true
-				}
-			}
-		default:
-			return true
-		}
-	}
-	return false
-}
-
-func pipNeeds(contents string) bool {
-	for line := range strings.Lines(contents) {
-		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
-			return true
-		}
-	}
-	return false
+	return x.Install.Read(files, strings.HasSuffix(s.Entrypoint, ".py"), s.Scripts)
 }
 
 // unknownKeys says which keys mean nothing, and what may have been meant.
@@ -255,9 +234,10 @@ func unknownKeys(args any) []string {
 			}
 		}
 	}
-	look("", args, "title", "files", "entrypoint", "secrets", "egress", "limits")
+	look("", args, "title", "files", "entrypoint", "secrets", "egress", "limits", "dependencies")
 	top, _ := args.(map[string]any)
 	look("/limits", top["limits"], "cpus", "memoryMb", "timeoutSeconds")
+	look("/dependencies", top["dependencies"], "scripts")
 	files, _ := top["files"].([]any)
 	for i, f := range files {
 		look(fmt.Sprintf("/files/%d", i), f, "path", "contents")

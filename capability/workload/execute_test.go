@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/direct-oci/engine/capability"
+	"github.com/direct-oci/engine/capability/dependency"
+	"github.com/direct-oci/engine/capability/install"
 	"github.com/direct-oci/engine/capability/jsjson"
 	"github.com/direct-oci/engine/capability/sandbox"
 	"github.com/direct-oci/engine/engine"
@@ -32,7 +34,7 @@ func execute(t testing.TB) Execute {
 	if _, err := intake.Import(context.Background(), intake.Options{Store: image.Store{Dir: filepath.Join(dir, "images")}, Name: "box"}, src); err != nil {
 		t.Fatal(err)
 	}
-	return Execute{sandbox.Profile{
+	return Execute{Profile: sandbox.Profile{
 		Host: engine.Host{StateDir: dir}, Image: "box", Runtime: "runsc", Max: sandbox.DefaultMax,
 		Ceiling: egress.Policy{Internet: true},
 	}}
@@ -106,6 +108,38 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+// TestLockIsBound proves that what is installed is approved, and the digest that other
+// programs compute is as it was.
+func TestLockIsBound(t *testing.T) {
+	x := execute(t)
+	r := dependency.Registry{URL: "https://registry.example.org/"}
+	lock := `{"lockfileVersion":3,"packages":{"":{},"node_modules/a":{"version":"1.0.0","integrity":"sha512-` + strings.Repeat("A", 86) + `=="}}}`
+	text := `{"title":"t","files":[{"path":"a.js","contents":""},{"path":"package.json","contents":"{\"dependencies\":{\"a\":\"1\"}}"},{"path":"package-lock.json","contents":` + quoted(lock) + `}],"entrypoint":"a.js"`
+	bound := func(in *install.Installer, more string) capability.Prepared {
+		t.Helper()
+		p, err := prepare(Execute{x.Profile, in}, text+more+"}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	p := bound(&install.Installer{NPM: &r, Scripts: true}, "")
+	if !strings.HasPrefix(p.Bound.Lock, "npm:") || len(p.Documents) != 4 || !strings.Contains(p.Documents[3].Text, "a 1.0.0 sha512-") {
+		t.Errorf("lock = %q, documents = %+v", p.Bound.Lock, p.Documents)
+	}
+	for name, q := range map[string]capability.Prepared{
+		"scripts":          bound(&install.Installer{NPM: &r, Scripts: true}, `,"dependencies":{"scripts":true}`),
+		"another registry": bound(&install.Installer{NPM: &dependency.Registry{URL: "https://registry.example.net/"}}, ""),
+	} {
+		if q.Bound.Digest != p.Bound.Digest || p.Bound.Difference(q.Bound) != "/lock" {
+			t.Errorf("%s: the difference is %q, want /lock", name, p.Bound.Difference(q.Bound))
+		}
+	}
+	if _, err := prepare(Execute{x.Profile, &install.Installer{Pip: &r}}, text+"}"); err == nil {
+		t.Error("npm's dependencies are taken for pip's")
+	}
+}
+
 func TestBound(t *testing.T) {
 	x := execute(t)
 	base := `{"title":"t","files":[{"path":"b.js","contents":"x\ud800"},{"path":"a.js","contents":""},{"path":"package.json","contents":"{\"type\":\"module\"}"}],
@@ -121,6 +155,9 @@ func TestBound(t *testing.T) {
 	}
 	if len(p.Warnings) != 1 || !strings.HasPrefix(p.Warnings[0], "/extra ") || p.Title != "t" {
 		t.Errorf("warnings = %q, title = %q", p.Warnings, p.Title)
+	}
+	if b.Lock != "" {
+		t.Errorf("nothing is installed, and the lock is %s", b.Lock)
 	}
 	// The title and what means nothing decide nothing.
 	q, err := prepare(x, strings.Replace(strings.Replace(base, `"t"`, `"other"`, 1), `"extra":1`, `"more":2`, 1))

@@ -18,6 +18,7 @@ type Spec struct {
 	Secrets    []string
 	Egress     any // bool, string or []any of strings
 	Limits     Limits
+	Scripts    bool // install scripts of its dependencies are to run; no part of the digest
 }
 
 // File is a file of a workload. It has no mode.
@@ -73,6 +74,13 @@ func ParseSpec(v any) (Spec, error) {
 		spec.Limits.CPUs = r.number("/limits/cpus", limits, "cpus")
 		spec.Limits.MemoryMB = r.number("/limits/memoryMb", limits, "memoryMb")
 		spec.Limits.TimeoutSeconds = r.number("/limits/timeoutSeconds", limits, "timeoutSeconds")
+	}
+	if d, asks := top["dependencies"]; asks {
+		scripts, there := r.object("/dependencies", d)["scripts"]
+		ok := false
+		if spec.Scripts, ok = scripts.(bool); there && !ok {
+			r.want("/dependencies/scripts", "true or false")
+		}
 	}
 	if r.err != nil {
 		return Spec{}, r.err

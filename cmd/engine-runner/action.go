@@ -30,7 +30,7 @@ func (a *app) actionCommand() *cobra.Command {
 		Short: "say everything that is wrong with an action",
 		Args:  cli.Between(1, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			act, err := action.Open(args[0], sandbox.Profile{})
+			act, err := action.Open(args[0], sandbox.Profile{}, nil)
 			if err != nil {
 				return engine.Refused("bad_action", "cannot use action=%s: %w", args[0], err)
 			}
@@ -84,7 +84,7 @@ func (a *app) testAction(ctx context.Context, f *callFlags, project string, args
 	case c.Sandbox == nil:
 		return engine.Refused("no_sandbox", "cannot test an action: the config has no sandbox")
 	}
-	act, err := action.Open(args[0], c.Profile())
+	act, err := action.Open(args[0], c.Profile(), c.Installer())
 	if err != nil {
 		return engine.Refused("bad_action", "cannot use action=%s: %w", args[0], err)
 	}

@@ -81,11 +81,11 @@ func (c Config) project(slug string, p Project) capability.Project {
 	if c.Sandbox == nil {
 		return project
 	}
-	profile := c.Profile()
-	project.Built = []capability.Capability{workload.Execute{Profile: profile}}
+	profile, installer := c.Profile(), c.Installer()
+	project.Built = []capability.Capability{workload.Execute{Profile: profile, Install: installer}}
 	if p.Actions != "" {
 		project.Load = func() ([]capability.Capability, []capability.Problem) {
-			return action.Load(p.Actions, profile)
+			return action.Load(p.Actions, profile, installer)
 		}
 	}
 	return project

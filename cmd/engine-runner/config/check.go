@@ -110,12 +110,9 @@ func (k *checker) sandbox(s Sandbox) {
 		}
 		k.bad("sandbox.runtime", "is none of "+strings.Join(runtimes, ", "), fix)
 	}
-	for name, v := range map[string]float64{
-		"cpus": s.Limits.CPUs, "memoryMb": s.Limits.MemoryMB, "timeoutSeconds": s.Limits.TimeoutSeconds, "pids": float64(s.Limits.Pids),
-	} {
-		if v < 0 {
-			k.bad("sandbox.limits."+name, "is negative", "")
-		}
+	k.limits("sandbox.limits", s.Limits)
+	if s.Dependencies != nil {
+		k.dependencies(*s.Dependencies)
 	}
 	if _, err := sandbox.ParseGrants(s.Egress.Allow); err != nil {
 		k.bad("sandbox.egress.allow", "is no list of grants: "+err.Error(), engine.AsError(err).Fix)

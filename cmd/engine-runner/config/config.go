@@ -50,11 +50,12 @@ type Environment struct{}
 
 // Sandbox is how programs are run.
 type Sandbox struct {
-	Image            string `json:"image" doc:"name of an imported image, see engine image import" required:"true"`
-	Runtime          string `json:"runtime" doc:"runsc, embedded, runc or crun; default runsc"`
-	Limits           Limits `json:"limits" doc:"maxima; a call may ask for less"`
-	Egress           Egress `json:"egress" doc:"the most that a program can be granted; default nothing"`
-	BestEffortLimits bool   `json:"bestEffortLimits" doc:"run even where this host cannot enforce a limit; results list which"`
+	Image            string        `json:"image" doc:"name of an imported image, see engine image import" required:"true"`
+	Runtime          string        `json:"runtime" doc:"runsc, embedded, runc or crun; default runsc"`
+	Limits           Limits        `json:"limits" doc:"maxima; a call may ask for less"`
+	Egress           Egress        `json:"egress" doc:"the most that a program can be granted; default nothing"`
+	Dependencies     *Dependencies `json:"dependencies" doc:"what programs may have installed before they run; without it nothing"`
+	BestEffortLimits bool          `json:"bestEffortLimits" doc:"run even where this host cannot enforce a limit; results list which"`
 }
 
 // Limits are maxima.

@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/goccy/go-yaml"
 
@@ -47,6 +49,11 @@ projects:
 sandbox:
   image: node
   limits: {cpus: 2, memoryMb: 256.5, pids: 64}
+  dependencies:
+    npm: {registry: "https://registry.example.org/npm/"}
+    pip: {registry: "https://registry.example.org/simple/", hosts: [files.example.org]}
+    limits: {memoryMb: 2048}
+    keepDays: 7
   egress:
     allow: [api.example.com:443, 192.0.2.0/24:5432]
 controlPlane: {url: "https://control.example.com", identity: r1, signingSecret: hunter2-signing}
@@ -56,6 +63,10 @@ func TestParse(t *testing.T) {
 	c, err := Parse("test", []byte(whole))
 	if err != nil {
 		t.Fatal(err)
+	}
+	i := c.Installer()
+	if i.Max.MemoryMB != 2048 || i.Max.CPUs != 2 || i.Max.Pids != 64 || i.KeepFor != 7*24*time.Hour || i.MaxBytes != 1<<30 || i.NPM.URL != "https://registry.example.org/npm/" || len(i.Pip.Grants()) != 2 || i.Scripts || i.Unlocked || i.Shared {
+		t.Errorf("installer = %+v", i)
 	}
 	p := c.Profile()
 	if p.Runtime != "runsc" || p.Max.CPUs != 2 || p.Max.MemoryMB != 256.5 || p.Max.Pids != 64 || p.Max.TimeoutSeconds != 120 || len(p.Ceiling.Names) != 1 || len(p.Ceiling.CIDRs) != 1 {
@@ -76,7 +87,7 @@ func TestParse(t *testing.T) {
 		t.Fatal(err)
 	}
 	again, err := Parse("test", asJSON)
-	if err != nil || fmt.Sprint(again.Projects, again.Sandbox) != fmt.Sprint(c.Projects, c.Sandbox) {
+	if err != nil || fmt.Sprint(again.Projects) != fmt.Sprint(c.Projects) || !reflect.DeepEqual(again.Sandbox, c.Sandbox) {
 		t.Errorf("in JSON: %v\n%+v\n%+v", err, again, c)
 	}
 }
@@ -127,6 +138,17 @@ func TestProblems(t *testing.T) {
 		{"a bad slug", "projects: {A b: {}}", "projects.A b is no slug", ""},
 		{"actions without a sandbox", "projects: {p: {actions: /a}}", "needs a sandbox", ""},
 		{"a bad grant", "sandbox: {image: x, egress: {allow: ['a b']}}", "sandbox.egress.allow is no list of grants", ""},
+		{"dependencies from nowhere", "sandbox: {image: x, dependencies: {}}", "line 1: sandbox.dependencies names no registry", "for npm"},
+		{"a registry without its URL", "sandbox: {image: x, dependencies: {npm: {}}}", "sandbox.dependencies.npm.registry is missing", ""},
+		{"a registry's mistyped key", "sandbox: {image: x, dependencies: {npm: {registri: 'https://registry.example.org'}}}", "npm.registri is no key", "did you mean registry?"},
+		{"a mistyped installer", "sandbox: {image: x, dependencies: {nmp: {registry: 'https://registry.example.org'}}}", "dependencies.nmp is no key", "did you mean npm?"},
+		{"a registry that is no URL", "sandbox: {image: x, dependencies: {npm: {registry: registry.example.org}}}", "is no URL", "https://registry.example.org"},
+		{"a registry with a password", "sandbox: {image: x, dependencies: {npm: {registry: 'https://u:hunter2@registry.example.org'}}}", "holds credentials", ""},
+		{"a metadata service", "sandbox: {image: x, dependencies: {pip: {registry: 'http://169.254.169.254/'}}}", "pip cannot be reached", ""},
+		{"a bad host", "sandbox: {image: x, dependencies: {pip: {registry: 'https://registry.example.org', hosts: ['a b']}}}", "pip cannot be reached", ""},
+		{"no lock and no encryption", "sandbox: {image: x, dependencies: {unlocked: true, npm: {registry: 'http://registry.example.org'}}}", "is not encrypted", "use https"},
+		{"a relative ca", "sandbox: {image: x, dependencies: {ca: ca.pem, npm: {registry: 'https://registry.example.org'}}}", "sandbox.dependencies.ca is not an absolute path", ""},
+		{"a negative limit", "sandbox: {image: x, dependencies: {keepMb: -1, limits: {cpus: -1}, npm: {registry: 'https://registry.example.org'}}}", "keepMb is negative", ""},
 		{"an anchor", "stateDir: &a /x\nrunDir: *a\n", "has an anchor", ""},
 		{"a tag", "stateDir: !!str x", "has an anchor, an alias or a tag", ""},
 		{"no YAML", "a: [", "line 1: it is neither YAML nor JSON", ""},

@@ -6,8 +6,10 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -114,5 +116,48 @@ func TestSealedIsTheSame(t *testing.T) {
 	defer top.Close()
 	if !tree.IsOpaque(top) {
 		t.Error("the top does not hide one of an image below")
+	}
+}
+
+// TestTrim proves which images go: the longest unused, and none that a run holds.
+func TestTrim(t *testing.T) {
+	o := newOutside(t)
+	ages := map[string]time.Duration{"a": time.Hour, "b": 30 * time.Hour, "c": 40 * time.Hour, "d": 50 * time.Hour}
+	for name, age := range ages {
+		if _, err := seal(o, name, archive(t, file("mods/"+name, strings.Repeat(name, 100<<10)))); err != nil {
+			t.Fatal(err)
+		}
+		at := time.Now().Add(-age)
+		if err := os.Chtimes(filepath.Join(o.store.Dir, name), at, at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d, err := o.store.Open("d")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hold, err := d.Hold()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hold.Close()
+	trim := func(before time.Duration, most int64, want ...string) {
+		t.Helper()
+		freed, err := o.store.Trim(time.Now().Add(-before), most)
+		if err != nil || !slices.Equal(freed.Names, want) || freed.Images != len(want) || freed.Layers != len(want) {
+			t.Errorf("Trim = %+v, %v, want %q gone", freed, err, want)
+		}
+	}
+	trim(100*time.Hour, 1<<30)
+	trim(35*time.Hour, 1<<30, "c")
+	if err := o.store.Touch("b"); err != nil {
+		t.Fatal(err)
+	}
+	trim(20*time.Hour, 1<<30)
+	trim(20*time.Hour, 150<<10, "a")
+	hold.Close()
+	trim(20*time.Hour, 1<<30, "d")
+	if left, err := o.store.List(); err != nil || len(left) != 1 || left[0].Name != "b" {
+		t.Errorf("left are %+v, %v, want b", left, err)
 	}
 }
