@@ -24,7 +24,7 @@ RUNSC_VERSION = $(shell sed -n 's/.*gvisor.dev\/gvisor v[0-9.]*-\([0-9]\{8\}\)[0
 # Where the tests meet the kernel: these run in the test machine.
 VM_TESTS ?= ./cgroups ./rootfs ./integration
 # More of them, in a second machine beside the first: each keeps one processor busy.
-VM_TESTS_BESIDE ?= ./integration/testenv ./integration/sessions ./integration/runner ./integration/guest ./integration/network ./integration/faults
+VM_TESTS_BESIDE ?= ./integration/testenv ./integration/sessions ./service ./integration/runner ./integration/guest ./integration/network ./integration/faults
 VM := build/vm/vm
 LINT := build/lint
 
@@ -132,7 +132,7 @@ test-network: build tools bin/netprobe ## prove what runs may reach, natively: a
 
 .PHONY: test-sessions
 test-sessions: build tools ## prove what long-lived sandboxes promise, natively: as root, with a cgroup2 mount; RUN=TestPause for one proof
-	ENGINE_SESSIONS=1 ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -timeout 30m -v -run '$(RUN)' ./integration/sessions
+	ENGINE_SESSIONS=1 ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -timeout 30m -v -run '$(RUN)' ./integration/sessions ./service
 
 .PHONY: bench-network
 bench-network: build tools bin/netprobe ## measure the network's part of a start, and streams beside a plain veth

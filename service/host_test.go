@@ -1,0 +1,479 @@
+package service
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/direct-oci/engine/cgroups"
+	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/engine/guest"
+	"github.com/direct-oci/engine/engine/journal"
+	"github.com/direct-oci/engine/integration/testenv"
+	"github.com/direct-oci/engine/service/admission"
+)
+
+// scope names what is to be run outside of the test machine.
+const scope = "ENGINE_SESSIONS"
+
+// onRuntimes runs f on the real engine: in the test machine under all runtimes,
+// elsewhere under those that run beside cgroup v1 too.
+func onRuntimes(t *testing.T, f func(t *testing.T, b *bed)) {
+	t.Helper()
+	if !testenv.InVM() && os.Getenv(testenv.HostMarker) != "1" && os.Getenv(scope) == "" {
+		t.Skip("starts sandboxes, as root: run it with make test-sessions, or make test-vm")
+	}
+	testenv.RequireRoot(t)
+	runtimes := testenv.Runtimes()
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err != nil {
+		runtimes = slices.DeleteFunc(runtimes, func(r string) bool { return r == "crun" })
+	}
+	for _, runtime := range runtimes {
+		t.Run(runtime, func(t *testing.T) { f(t, newBed(t, runtime)) })
+	}
+}
+
+// real is where an engine works, for this process and for those it starts.
+type real struct {
+	Host    engine.Host
+	Version string
+	Runtime string
+	Rootfs  string
+}
+
+// bed is the real engine, in directories and a cgroup of its own.
+type bed struct {
+	t      *testing.T
+	dir    string
+	groups cgroups.Hierarchy
+	real
+	config Config
+}
+
+func newBed(t *testing.T, runtime string) *bed {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "sandboxes-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bed{t: t, dir: dir}
+	if b.groups, err = cgroups.Open(filepath.Base(dir)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.remove)
+	if err := os.Chmod(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	if program := map[string]string{"direct": "engine-launch", "runc": "runc", "crun": "crun", "runsc": "runsc"}[runtime]; program != "" {
+		self, err := os.Executable()
+		if err == nil {
+			err = os.Symlink(testenv.Binary(t, program), filepath.Join(filepath.Dir(self), program))
+		}
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			t.Fatal(err)
+		}
+	}
+	b.real = real{
+		Host: engine.Host{
+			StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"), CgroupRoot: b.groups.Root,
+			Monitor: testenv.Binary(t, "engine-monitor"), Init: testenv.Binary(t, "engine-init"), Guest: testenv.Binary(t, "engine-guest"),
+			MinFreeDisk: -1, MinFreeMemory: -1,
+		},
+		Version: version(t), Runtime: runtime, Rootfs: testenv.BusyboxRoot(t),
+	}
+	b.config = b.real.config()
+	engine.Version = b.Version
+	return b
+}
+
+func (r real) config() Config {
+	return Config{
+		StateDir: r.Host.StateDir, Runtime: r.Runtime, BestEffortLimits: true,
+		Admission: admission.Config{Total: admission.Limits{Sandboxes: 1000}},
+	}
+}
+
+// version is that of the built programs, which this one has to say as well.
+func version(t testing.TB) string {
+	t.Helper()
+	out, err := exec.Command(testenv.Binary(t, "engine"), "version", "--json").Output()
+	var v struct{ Version string }
+	if err == nil {
+		err = json.Unmarshal(out, &v)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v.Version
+}
+
+// remove ends whatever a test has left, which should be nothing but what it meant to.
+func (b *bed) remove() {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*testenv.Patience)
+	defer cancel()
+	records, err := b.Host.List()
+	if err != nil {
+		b.t.Error(err)
+	}
+	for _, r := range records {
+		if r.Alive {
+			if err := b.Host.Kill(ctx, r.ID); err != nil && !isKind(err, "not_running") {
+				b.t.Error(err)
+			}
+		}
+	}
+	testenv.WaitFor(b.t, testenv.Patience, "the runs to be cleaned up", func() bool {
+		records, err := b.Host.List()
+		return err == nil && !slices.ContainsFunc(records, func(r engine.Record) bool { return r.Alive })
+	})
+	if _, err := b.Host.GC(ctx, false); err != nil {
+		b.t.Error(err)
+	}
+	for _, left := range []string{filepath.Join(b.groups.Root, "run", "*"), filepath.Join(b.Host.RunDir, "*")} {
+		found, _ := filepath.Glob(left)
+		for _, path := range found {
+			if journal.ValidID(filepath.Base(path)) {
+				b.t.Errorf("%s is left", path)
+			}
+		}
+	}
+	if err := errors.Join(b.groups.Group("").WaitEmpty(ctx), b.groups.Group("").Remove(), os.RemoveAll(b.dir)); err != nil {
+		b.t.Errorf("cannot remove the bed: %v", err)
+	}
+}
+
+func (b *bed) manager() *Manager {
+	b.t.Helper()
+	m, err := New(b.config, OnHost(b.Host))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(m.Close)
+	return m
+}
+
+// spec is a small sandbox of the bed's root.
+func (r real) spec(name, owner string) Spec {
+	return Spec{Name: name, Owner: owner, Rootfs: r.Rootfs, CPUs: 1, MemoryMB: 128, TTL: 10 * time.Minute}
+}
+
+// living are the runs that are alive.
+func (b *bed) living() []string {
+	b.t.Helper()
+	records, err := b.Host.List()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var ids []string
+	for _, r := range records {
+		if r.Alive && r.Result == nil {
+			ids = append(ids, r.ID)
+		}
+	}
+	return ids
+}
+
+// wantNoRecords fails the test unless no run and no sandbox is on record.
+func (b *bed) wantNoRecords(m *Manager) {
+	b.t.Helper()
+	records, err := b.Host.List()
+	if err != nil || len(records) > 0 {
+		b.t.Errorf("runs on record: %+v (%v)", records, err)
+	}
+	if list, err := m.List(b.t.Context(), Filter{}); err != nil || len(list) > 0 {
+		b.t.Errorf("sandboxes on record: %+v (%v)", list, err)
+	}
+	if s := m.Gate().Snapshot(); s.Used != (admission.Limits{}) {
+		b.t.Errorf("still held: %+v", s)
+	}
+}
+
+// shell runs a script in a sandbox to its end, and returns its output in one order.
+func shell(t *testing.T, m *Manager, name, script string) string {
+	t.Helper()
+	c, err := m.Exec(t.Context(), name, engine.Exec{Command: []string{"sh", "-c", script}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	text, _ := readAll(t, m, name, c.ID(), "")
+	return text
+}
+
+// TestSandboxOnTheEngine leads one through all that can be done with it.
+func TestSandboxOnTheEngine(t *testing.T) {
+	onRuntimes(t, func(t *testing.T, b *bed) {
+		m := b.manager()
+		s := b.spec("wf:1.step-2", "ann")
+		s.Env = map[string]string{"GREETING": "good morning"}
+		s.Labels = map[string]string{"run": "r1"}
+		sb, created, err := m.Create(t.Context(), s)
+		if err != nil || !created || sb.State != Ready || sb.Deadline == nil || time.Until(*sb.Deadline) > 10*time.Minute {
+			t.Fatalf("Create = %+v, %v, %v", sb, created, err)
+		}
+		if again, created, err := b.manager().Create(t.Context(), s); err != nil || created || again.ID != sb.ID {
+			t.Errorf("adopting by another Manager = %+v, %v, %v", again, created, err)
+		}
+		if got := shell(t, m, s.Name, `echo "$GREETING"; sleep 0.05; echo no >&2; exit 3`); got != "data:stdoutgood morning\n|data:stderrno\n|exit:|" {
+			t.Errorf("a script wrote %q", got)
+		}
+		if stats, err := m.Stats(t.Context(), s.Name); err != nil || stats.Paused {
+			t.Errorf("Stats = %+v, %v", stats, err)
+		}
+		for range 2 {
+			if err := m.Pause(t.Context(), s.Name); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if sb, err := m.Get(t.Context(), sb.ID); err != nil || sb.State != Paused || !sb.Alive {
+			t.Errorf("a paused one is %+v, %v", sb, err)
+		}
+		if err := m.Resume(t.Context(), s.Name); err != nil {
+			t.Fatal(err)
+		}
+		deadline, err := m.Renew(t.Context(), s.Name, 48*time.Hour)
+		if sb, getErr := m.Get(t.Context(), s.Name); err != nil || getErr != nil || sb.State != Ready || !sb.Deadline.Equal(deadline) || time.Until(deadline) > 24*time.Hour {
+			t.Errorf("Renew = %v, %v; the sandbox is %+v, %v: want a deadline of at most a day, and the same one", deadline, err, sb, getErr)
+		}
+		if n, err := m.TeardownAll(t.Context(), Filter{Labels: s.Labels}); n != 1 || err != nil {
+			t.Errorf("TeardownAll = %d, %v", n, err)
+		}
+		b.wantNoRecords(m)
+	})
+}
+
+// TestSandboxesEndByThemselves has one idle, one at its deadline and one that runs out
+// of memory, where there is a limit.
+func TestSandboxesEndByThemselves(t *testing.T) {
+	onRuntimes(t, func(t *testing.T, b *bed) {
+		m := b.manager()
+		idle, deadline := b.spec("idle", "ann"), b.spec("deadline", "ann")
+		idle.Idle = 300 * time.Millisecond
+		deadline.TTL = 500 * time.Millisecond
+		for _, s := range []Spec{idle, deadline} {
+			if _, _, err := m.Create(t.Context(), s); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for name, reason := range map[string]engine.Reason{"idle": "idle", "deadline": engine.ReasonTimeout} {
+			until(t, name+" has ended", func() bool {
+				sb, err := m.Get(t.Context(), name)
+				return err == nil && sb.State == Ended && sb.Result != nil && *sb.Result.Reason == reason
+			})
+			if l, err := m.Liveness(t.Context(), name); err != nil || l.Alive {
+				t.Errorf("liveness of %s = %+v, %v", name, l, err)
+			}
+		}
+		until(t, "nothing is held", func() bool { return m.Gate().Snapshot().Used.Sandboxes == 0 })
+		if sb, created, err := m.Create(t.Context(), b.spec("idle", "ann")); err != nil || !created || sb.State != Ready {
+			t.Errorf("Create of one that has ended = %+v, %v, %v", sb, created, err)
+		}
+		if n, err := m.TeardownOwner(t.Context(), "ann"); n != 2 || err != nil {
+			t.Errorf("TeardownOwner = %d, %v", n, err)
+		}
+		b.wantNoRecords(m)
+	})
+}
+
+// TestCreationFailsCleanly asks for what the monitor alone can refuse.
+func TestCreationFailsCleanly(t *testing.T) {
+	onRuntimes(t, func(t *testing.T, b *bed) {
+		m := b.manager()
+		s := b.spec("work", "ann")
+		s.Rootfs = filepath.Join(b.dir, "missing")
+		_, _, err := m.Create(t.Context(), s)
+		wantKind(t, "Create of a root that is not there", err, "container_create_failed")
+		b.wantNoRecords(m)
+	})
+}
+
+// TestAdoptionRaceOnTheEngine has eight processes create one sandbox, and kills some at
+// each step of another one's creation and teardown.
+func TestAdoptionRaceOnTheEngine(t *testing.T) {
+	onRuntimes(t, func(t *testing.T, b *bed) {
+		var wg sync.WaitGroup
+		outs := make([]*strings.Builder, 8)
+		for i := range outs {
+			cmd, out := order{Real: &b.real, Do: "create", Name: "work", Owner: "ann"}.process(t)
+			outs[i] = out
+			wg.Go(func() { cmd.Wait() })
+		}
+		wg.Wait()
+		created, ids := 0, map[string]bool{}
+		for _, out := range outs {
+			var id string
+			var mine bool
+			if n, err := fmt.Sscan(out.String(), &id, &mine); n != 2 {
+				t.Fatalf("a process says %q (%v)", out, err)
+			}
+			ids[id] = true
+			if mine {
+				created++
+			}
+		}
+		if living := b.living(); created != 1 || len(ids) != 1 || len(living) != 1 {
+			t.Errorf("%d created %d sandboxes, %d live, want one", created, len(ids), len(living))
+		}
+		for _, step := range []string{"locked", "recorded", "admitted", "before-start", "started", "before-ready"} {
+			cmd, out := order{Real: &b.real, Do: "create", Name: "killed", Owner: "ann", DieAt: step}.process(t)
+			if err := cmd.Wait(); !killed(err) {
+				t.Fatalf("%s: the process ended with %v: %s", step, err, out)
+			}
+			m := b.manager()
+			sb, _, err := m.Create(t.Context(), b.spec("killed", "ann"))
+			if err != nil || sb.State != Ready {
+				t.Errorf("%s: Create after the kill = %+v, %v", step, sb, err)
+			}
+			until(t, "both are accounted for", func() bool { return m.Gate().Snapshot().Used.Sandboxes == 2 })
+			if living := b.living(); len(living) != 2 {
+				t.Errorf("%s: %d sandboxes live, want two", step, len(living))
+			}
+			dieAt := []string{"ending", "killed", "run-removed"}[len(step)%3]
+			cmd, out = order{Real: &b.real, Do: "teardown", Name: "killed", DieAt: dieAt}.process(t)
+			if err := cmd.Wait(); !killed(err) {
+				t.Fatalf("%s: the process ended with %v: %s", dieAt, err, out)
+			}
+			until(t, "what was being torn down is gone", func() bool {
+				_, err := m.Get(t.Context(), "killed")
+				return isKind(err, "not_found") && m.Gate().Snapshot().Used.Sandboxes == 1
+			})
+			m.Close()
+		}
+		m := b.manager()
+		if err := m.Teardown(t.Context(), "work"); err != nil {
+			t.Error(err)
+		}
+		b.wantNoRecords(m)
+	})
+}
+
+// TestOutputSurvivesManagers follows a program by Managers that come and go. Not a byte
+// is lost or comes twice.
+func TestOutputSurvivesManagers(t *testing.T) {
+	onRuntimes(t, func(t *testing.T, b *bed) {
+		m := b.manager()
+		if _, _, err := m.Create(t.Context(), b.spec("work", "ann")); err != nil {
+			t.Fatal(err)
+		}
+		const lines = 400
+		c, err := m.Exec(t.Context(), "work", engine.Exec{ID: "count", Command: []string{"sh", "-c", fmt.Sprintf("i=0; while [ $i -lt %d ]; do echo $i; i=$((i+1)); [ $((i%%40)) = 0 ] && sleep 0.1; done", lines)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Close()
+		var got strings.Builder
+		cursor := ""
+		for over := false; !over; {
+			m.Close()
+			m = b.manager()
+			events, err := m.Events(t.Context(), "work", "count", cursor)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 3 {
+				ev, err := events.Next(t.Context())
+				if over = errors.Is(err, io.EOF); over {
+					break
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				got.Write(ev.Data)
+				cursor = ev.Cursor
+			}
+			events.Close()
+		}
+		var want strings.Builder
+		for i := range lines {
+			fmt.Fprintln(&want, i)
+		}
+		if got.String() != want.String() {
+			t.Errorf("read %d bytes that are not the %d written", got.Len(), want.Len())
+		}
+		if err := m.Teardown(t.Context(), "work"); err != nil {
+			t.Error(err)
+		}
+		b.wantNoRecords(m)
+	})
+}
+
+// TestFilesOnTheEngine reaches a sandbox's files, and again after the program by which
+// it does was killed inside.
+func TestFilesOnTheEngine(t *testing.T) {
+	onRuntimes(t, func(t *testing.T, b *bed) {
+		m := b.manager()
+		s := b.spec("work", "ann")
+		s.Idle = time.Hour
+		if _, _, err := m.Create(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				f, err := m.Files(t.Context(), "work")
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer f.Close()
+				path, text := fmt.Sprint("/tmp/", i), strings.Repeat(fmt.Sprint(i), 100_000)
+				if _, err := f.Write(t.Context(), path, strings.NewReader(text), guest.WriteOptions{}); err != nil {
+					t.Error(err)
+				}
+				if got, err := f.Read(t.Context(), path, 99_990, 100); err != nil || string(got) != text[:10] {
+					t.Errorf("the end of %s reads %q, %v", path, got, err)
+				}
+			})
+		}
+		wg.Wait()
+		execs, err := m.Execs(t.Context(), "work")
+		if err != nil || len(execs) != 1 || execs[0].Result != nil {
+			t.Fatalf("execs = %+v, %v, want one that goes on", execs, err)
+		}
+		f, err := m.Files(t.Context(), "work")
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := m.Attach(t.Context(), "work", execs[0].ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if err := c.Signal(syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "its user finds out", func() bool { return f.Err() != nil })
+		f.Close()
+		again, err := m.Files(t.Context(), "work")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := again.Read(t.Context(), "/tmp/3", 0, 4); err != nil || string(got) != "3333" {
+			t.Errorf("after the kill the file reads %q, %v", got, err)
+		}
+		again.Close()
+		until(t, "the program is gone once nobody uses it", func() bool {
+			execs, err := m.Execs(t.Context(), "work")
+			return err == nil && !slices.ContainsFunc(execs, func(x engine.ExecRecord) bool { return x.Result == nil })
+		})
+		if err := m.Teardown(t.Context(), "work"); err != nil {
+			t.Error(err)
+		}
+		b.wantNoRecords(m)
+	})
+}
