@@ -162,9 +162,10 @@ const (
 )
 
 // looksHTTP tells whether bytes begin an HTTP/1 request: a word, a space, and a
-// first line that ends in the version.
+// first line that ends in a version. What a lenient server might take for one is one
+// too, and its head is then refused as malformed.
 func looksHTTP(b []byte) answerOf {
-	b = bytes.TrimLeft(b, "\r\n")
+	b = bytes.TrimLeft(b, " \t\r\n")
 	line, _, complete := bytes.Cut(b, []byte("\n"))
 	word, rest, spaced := bytes.Cut(line, []byte(" "))
 	if len(word) > 32 || !isToken(string(word)) && len(line) > 0 {
@@ -180,7 +181,7 @@ func looksHTTP(b []byte) answerOf {
 		return yes // and too long to be accepted
 	case !complete:
 		return maybe
-	case spaced && bytes.Contains(rest, []byte("HTTP/1.")):
+	case spaced && string(word) != "PRI" && bytes.Contains(bytes.ToUpper(rest), []byte("HTTP/")):
 		return yes
 	default:
 		return no

@@ -8,6 +8,7 @@
 //	http URL                   an absolute-form request to the proxy
 //	hold HOST:PORT             connect, talk until the connection breaks
 //	upload|download HOST:PORT BYTES
+//	send HOST:PORT BASE64...   connect, send each part by itself, read until the end or a silence
 //	listen PORT                answer on that port, in the background
 //	raw KIND                   what an ordinary program must not: packet, icmp, raw
 //	sync                       wait for everything before
@@ -39,7 +40,7 @@ type finding struct {
 
 var probes = map[string]func(args []string) (string, error){
 	"tcp": tcp, "udp": udp, "name": name, "connect": connect, "socks": socks, "http": absolute,
-	"hold": hold, "upload": upload, "download": download, "listen": listen, "raw": raw,
+	"hold": hold, "upload": upload, "download": download, "listen": listen, "raw": raw, "send": send,
 }
 
 func main() {

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/base64"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -51,6 +52,39 @@ func tcp(args []string) (string, error) {
 	}
 	defer c.Close()
 	return firstLine(c, bufio.NewReader(c))
+}
+
+// silence ends the answer to what send sent.
+const silence = 700 * time.Millisecond
+
+// send says what no well-behaved program would, and tells all that is answered.
+func send(args []string) (string, error) {
+	c, err := dial("tcp", args[0])
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	for _, part := range args[1:] {
+		data, err := base64.StdEncoding.DecodeString(part)
+		if err != nil {
+			return "", err
+		}
+		if _, err := c.Write(data); err != nil {
+			break // the answer may be there all the same
+		}
+		time.Sleep(20 * time.Millisecond) // so that it goes out by itself
+	}
+	var answer []byte
+	buf := make([]byte, 16<<10)
+	for len(answer) < 64<<10 {
+		c.SetReadDeadline(time.Now().Add(silence))
+		n, err := c.Read(buf)
+		answer = append(answer, buf[:n]...)
+		if err != nil {
+			break
+		}
+	}
+	return string(answer), nil
 }
 
 func udp(args []string) (string, error) {
