@@ -7,7 +7,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"maps"
 	"regexp"
+	"slices"
 	"time"
 
 	"github.com/direct-oci/engine/capability/approval"
@@ -166,6 +168,11 @@ func (c *call) prepare(ctx context.Context) (Prepared, error) {
 			return Prepared{}, c.missing(name, errors.New("project "+c.Project+" has no secret of this name"))
 		}
 	}
+	if name := prepared.Credentials; name != "" {
+		if _, ok := c.project.Credentials[name]; !ok {
+			return Prepared{}, engine.Failed("internal", "internal error: project=%s has no credentials=%q", c.Project, name)
+		}
+	}
 	return prepared, nil
 }
 
@@ -188,46 +195,55 @@ func (c *call) do(ctx context.Context) (Reply, error) {
 	}
 	// No secret is read for a call that nobody approved, and no run of an approval is used
 	// up for one whose secrets are not to be had.
-	secrets, err := c.secrets(ctx, p.Bound.Secrets)
+	env, err := c.secrets(ctx, p)
 	if err != nil {
 		return Reply{}, err
 	}
-	defer func() {
-		for _, v := range secrets {
-			clear(v)
-		}
-	}()
+	defer env.forget()
 	if auth, err = c.authorise(p, auth, burn); err != nil {
 		return Reply{}, err
 	}
-	if len(p.Bound.Secrets) > 0 {
-		if err := c.note(audit.Entry{Event: "secret", Attempted: map[string]any{"names": p.Bound.Secrets}}); err != nil {
+	used := p.Bound.Secrets
+	if p.Credentials != "" {
+		used = append(slices.Clone(used), p.Credentials)
+	}
+	if len(used) > 0 {
+		if err := c.note(audit.Entry{Event: "secret", Attempted: map[string]any{"names": used}}); err != nil {
 			return Reply{}, err
 		}
 	}
-	return c.run(ctx, p, auth, secrets)
+	return c.run(ctx, p, auth, env)
 }
 
-// secrets reads the values of the project's secrets.
+// secrets reads the values of the project's secrets, and a connector's credentials.
 //
 // SECURITY: a program gets the secrets that it declares, of its own project or the
 // runner's, and none else. The replaced system fell back to the runner's environment.
 // Holds because: this is the only place that reads values, and it looks into the
 // project's table alone. Not covered: one value under two names.
 // Checked by: TestSecretsAreOfTheProject.
-func (c *call) secrets(ctx context.Context, names []string) (map[string][]byte, error) {
-	values := map[string][]byte{}
-	for _, name := range names {
+func (c *call) secrets(ctx context.Context, p Prepared) (Env, error) {
+	env := Env{Secrets: map[string][]byte{}}
+	for _, name := range p.Bound.Secrets {
 		value, err := c.project.Secrets[name].Read(ctx, c.runner.Credentials)
 		if err != nil {
-			return nil, c.missing(name, err)
+			return Env{}, c.missing(name, err)
 		}
-		values[name] = value
+		env.Secrets[name] = value
+	}
+	hidden := maps.Clone(env.Secrets)
+	if name := p.Credentials; name != "" {
+		value, err := c.project.Credentials[name].Read(ctx, c.runner.Credentials)
+		if err != nil {
+			return Env{}, engine.Failed("no_credentials", "cannot get the credentials %q of project=%s: %w", name, c.Project, err).
+				WithFix("look at them in the config, and with engine config check --secrets")
+		}
+		env.Credentials, hidden[name] = value, value
 	}
 	if c.runner.Redact {
-		c.redact = secret.NewRedactor(values)
+		c.redact = secret.NewRedactor(hidden)
 	}
-	return values, nil
+	return env, nil
 }
 
 // Authorised is who agreed to a run. The zero value is a read's.
@@ -307,7 +323,7 @@ func (c *call) approvalError(err error) *engine.Error {
 }
 
 // run runs what was authorised, and writes the receipt of it.
-func (c *call) run(ctx context.Context, p Prepared, auth Authorised, secrets map[string][]byte) (Reply, error) {
+func (c *call) run(ctx context.Context, p Prepared, auth Authorised, env Env) (Reply, error) {
 	strong, err := p.Bound.Strong()
 	if err != nil {
 		return Reply{}, engine.Failed("internal", "internal error: %w", err)
@@ -316,15 +332,23 @@ func (c *call) run(ctx context.Context, p Prepared, auth Authorised, secrets map
 		return Reply{}, err
 	}
 	began := time.Now()
-	out, runErr := p.Run(ctx, c.env(secrets))
+	out, runErr := p.Run(ctx, c.complete(env))
 	return c.conclude(out, runErr, newReceipt(c, p, auth, strong), began)
 }
 
-func (c *call) env(secrets map[string][]byte) Env {
-	return Env{
-		Call: c.id, Secrets: secrets, Redact: c.redact.Text,
-		Log: func(line string) { c.Log(c.redact.Text(line)) },
+// forget clears the values of secrets.
+func (e Env) forget() {
+	for _, v := range e.Secrets {
+		clear(v)
 	}
+	clear(e.Credentials)
+}
+
+// complete adds what every run is given.
+func (c *call) complete(env Env) Env {
+	env.Call, env.Redact = c.id, c.redact.Text
+	env.Log = func(line string) { c.Log(c.redact.Text(line)) }
+	return env
 }
 
 // conclude notes how a run ended, and signs its receipt.

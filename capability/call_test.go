@@ -25,8 +25,18 @@ type fake struct {
 	secrets []string
 	ran     *int
 	fail    error
+	reads   string // name of its credentials
+	closed  *bool
 
 	dies, resumable bool // while it runs; and then something is left of it
+}
+
+// Close implements io.Closer.
+func (f fake) Close() error {
+	if f.closed != nil {
+		*f.closed = true
+	}
+	return nil
 }
 
 func (f fake) Info() Info { return f.info }
@@ -38,6 +48,7 @@ func (f fake) Prepare(_ context.Context, ask Ask) (Prepared, error) {
 	}
 	p := Prepared{
 		Bound: approval.Bound{Digest: string(args), Secrets: f.secrets}, Title: "t", Documents: []Document{{"args", string(args)}},
+		Credentials: f.reads,
 		Run: func(_ context.Context, env Env) (Outcome, error) {
 			*f.ran++
 			if f.dies {
@@ -46,7 +57,7 @@ func (f fake) Prepare(_ context.Context, ask Ask) (Prepared, error) {
 			if f.fail != nil {
 				return Outcome{}, f.fail
 			}
-			given := map[string]string{}
+			given := map[string]string{"credentials": env.Redact(string(env.Credentials))}
 			for name, v := range env.Secrets {
 				env.Log(name + "=" + string(v))
 				given[name] = env.Redact(string(v)) + " of " + string(rune('0'+len(v)%10))
@@ -220,6 +231,33 @@ func TestSecretsAreOfTheProject(t *testing.T) {
 	data, err := os.ReadFile(b.Audit.Path)
 	if err != nil || strings.Contains(string(data)+string(reply.Receipt.Payload), "hunter2") {
 		t.Errorf("the secret is in the audit log or the receipt: %v", err)
+	}
+}
+
+// TestCredentialsAreNobodysSecrets wants a connector to get them, and nobody else.
+func TestCredentialsAreNobodysSecrets(t *testing.T) {
+	closed := false
+	read := Info{Name: "db.read", Hazard: Read, Kind: Connector}
+	b := newBed(t, fake{info: read, reads: "db", closed: &closed}, fake{info: Info{Name: "thief", Hazard: Read, Kind: Action}, secrets: []string{"db"}},
+		fake{info: Info{Name: "gone", Hazard: Read, Kind: Connector}, reads: "gone"}, fake{info: Info{Name: "none", Hazard: Read, Kind: Connector}, reads: "none"})
+	shop := b.Projects["shop"]
+	shop.Credentials = map[string]secret.Source{"db": {Value: "canary-credentials"}, "gone": {File: "/nowhere"}}
+	b.Projects["shop"] = shop
+	reply, err := b.call("db.read", "{}", nil)
+	if got := reply.Output.(map[string]string)["credentials"]; err != nil || got != "[redacted:db]" {
+		t.Errorf("credentials = %q, %v", got, err)
+	}
+	for name, want := range map[string]string{"thief": "request no_secret", "gone": "engine no_credentials", "none": "engine internal"} {
+		if _, err := b.call(name, "{}", nil); kind(err) != want || b.ran != 1 {
+			t.Errorf("%s: %v after %d runs, want %s", name, err, b.ran, want)
+		}
+	}
+	data, err := os.ReadFile(b.Audit.Path)
+	if err != nil || strings.Contains(string(data), "canary") || !strings.Contains(string(data), `"names":["db"]`) {
+		t.Errorf("audit log = %s, %v", data, err)
+	}
+	if err := b.Close(); err != nil || !closed {
+		t.Errorf("Close = %v, closed %v", err, closed)
 	}
 }
 

@@ -75,6 +75,9 @@ type Prepared struct {
 	Title     string         // for the reviewer
 	Documents []Document     // what the reviewer has to read
 	Warnings  []string       // said to the caller before the run
+	// Credentials is the name, among the project's, of those that a connector reads with;
+	// "" for none.
+	Credentials string
 	// Run does it, once. The error is an *engine.Error.
 	Run func(ctx context.Context, env Env) (Outcome, error)
 	// Resume tells what came of a Run of the same call in a process that has died. It
@@ -93,7 +96,9 @@ type Env struct {
 	Call    string            // id of the call: 16 hexadecimal digits
 	Secrets map[string][]byte // by the names that were bound
 	Log     func(line string) // progress; never nil
-	Redact  func(text string) string
+	// Credentials are those that Prepared named. They are gone after Run.
+	Credentials []byte
+	Redact      func(text string) string
 }
 
 // Outcome is what came of a run.

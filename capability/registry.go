@@ -2,7 +2,9 @@ package capability
 
 import (
 	"crypto/ed25519"
+	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"slices"
 	"strings"
@@ -17,6 +19,9 @@ type Project struct {
 	Environments []string                     // sorted
 	Approvers    map[string]ed25519.PublicKey // who must agree to what is no read
 	Secrets      map[string]secret.Source     // its own and the runner's; its own win
+	// Credentials are what connectors read with. They are no secrets that anybody can ask
+	// for, and have names of their own.
+	Credentials map[string]secret.Source
 
 	// Built are capabilities that come with the program. Load, if not nil, returns
 	// those that the customer installed, as they are now, and what is wrong with others.
@@ -104,6 +109,20 @@ func (r *Runner) Capabilities(project string) ([]Listed, []Problem, error) {
 		return nil, nil, r.noProject(project)
 	}
 	return list, problems, nil
+}
+
+// Close closes what capabilities keep open between calls. Calls that are under way end
+// as they would have.
+func (r *Runner) Close() error {
+	var errs []error
+	for _, p := range r.Projects {
+		for _, c := range p.Built {
+			if open, ok := c.(io.Closer); ok {
+				errs = append(errs, open.Close())
+			}
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (r *Runner) slugs() []string {

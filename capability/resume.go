@@ -50,14 +50,12 @@ func (c *call) resume(ctx context.Context) (Reply, error) {
 	case p.Resume == nil:
 		return Reply{}, interrupted(c, "while it ran")
 	}
-	secrets, err := c.secrets(ctx, p.Bound.Secrets) // to take them out of the output
+	env, err := c.secrets(ctx, p) // to take them out of the output
 	if err != nil {
 		return Reply{}, err
 	}
-	out, runErr := p.Resume(ctx, c.env(secrets))
-	for _, v := range secrets {
-		clear(v)
-	}
+	out, runErr := p.Resume(ctx, c.complete(env))
+	env.forget()
 	return c.conclude(out, runErr, newReceipt(c, p, past.authorised, strong), past.began)
 }
 
