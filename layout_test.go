@@ -55,12 +55,13 @@ var allowed = map[string]struct {
 	"capability/install":       {[]string{"capability/dependency", "capability/sandbox", "engine", "netns/egress", "rootfs/image", "rootfs/image/job", "rootfs/image/tree"}, "the first phase of a run, and the stores of what comes of it"},
 	"capability/workload":      {[]string{"capability", "capability/approval", "capability/dependency", "capability/install", "capability/jsjson", "capability/sandbox", "engine"}, "a capability: knows no config, no edge and no other one"},
 	"capability/action":        {[]string{"capability", "capability/approval", "capability/dependency", "capability/install", "capability/jsjson", "capability/sandbox", "engine"}, "a capability: knows no config, no edge and no other one"},
+	"capability/firestore":     {[]string{"capability", "capability/approval", "capability/jsjson", "engine"}, "a capability: the only package that links Firestore's client, and only to read"},
 	"capability/review":        {[]string{"capability"}, "pure: text for a human"},
 	"service/outbox":           {nil, "a leaf: messages in a file, it knows no sandbox"},
 	"service/admission":        {[]string{"engine"}, "who may start now; of the engine it needs the form of errors"},
 	"service/callback":         {[]string{"engine", "netns/egress", "service/outbox"}, "signs and posts; it knows no sandbox but by its id"},
 	"service":                  {[]string{"engine", "engine/guest", "engine/journal", "netns/egress", "service/admission", "service/callback", "service/outbox"}, "sandboxes with names and owners; it starts them by the engine and knows no edge"},
-	"cmd/engine-runner/config": {[]string{"capability", "capability/action", "capability/approval", "capability/audit", "capability/dependency", "capability/install", "capability/sandbox", "capability/secret", "capability/signed", "capability/workload", "engine", "engine/spelling"}, "the one place that makes a runner of a file"},
+	"cmd/engine-runner/config": {[]string{"capability", "capability/action", "capability/approval", "capability/audit", "capability/dependency", "capability/firestore", "capability/install", "capability/sandbox", "capability/secret", "capability/signed", "capability/workload", "engine", "engine/spelling"}, "the one place that makes a runner of a file"},
 	"cmd/engine-runner":        {[]string{"capability", "capability/action", "capability/approval", "capability/audit", "capability/jsjson", "capability/review", "capability/sandbox", "capability/secret", "capability/signed", "capability/workload", "cmd/cli", "cmd/engine-runner/config", "engine"}, "an edge: words to values and back, no policy"},
 	"cmd/engine-monitor":       {[]string{"engine", "engine/ociruntime", "engine/ociruntime/direct", "engine/ociruntime/inproc"}, "the only program that links libcontainer"},
 	"cmd/engine-image":         {[]string{"rootfs/image", "rootfs/image/intake", "rootfs/image/registry", "rootfs/image/job", "rootfs/image/tree"}, "the only program that links a registry's client and decompressors"},
@@ -148,6 +149,27 @@ func TestOnlyTheMonitorNeedsCgo(t *testing.T) {
 					t.Errorf("cmd/engine links %s: every command line start would pay for it", dep)
 				}
 			}
+		}
+	}
+}
+
+// TestOnlyTheRunnerLinksFirestore keeps a client that could write, and all that comes
+// with it, in one program, behind one package.
+func TestOnlyTheRunnerLinksFirestore(t *testing.T) {
+	linking := map[string]bool{"capability/firestore": true, "cmd/engine-runner/config": true, "cmd/engine-runner": true}
+	for _, p := range packages(t) {
+		name, ok := ours(p.ImportPath)
+		if !ok || isExempt(name) {
+			continue
+		}
+		has := func(list []string) bool {
+			return slices.ContainsFunc(list, func(dep string) bool { return strings.HasPrefix(dep, "cloud.google.com/go/firestore") })
+		}
+		if has(p.Imports) && name != "capability/firestore" {
+			t.Errorf("package %s imports Firestore's client: only capability/firestore does, where a test sees to it that nothing is written", name)
+		}
+		if has(p.Deps) != linking[name] {
+			t.Errorf("package %s links Firestore's client: %v, want %v", name, has(p.Deps), linking[name])
 		}
 	}
 }

@@ -32,13 +32,17 @@ func Write(b *strings.Builder, info capability.Info, p capability.Prepared, last
 	line("digest", "%s", bound.Digest)
 	line("stronger", "%s", strong)
 	b.WriteString("\nIt asks for\n")
-	line("  command", "%q", bound.Command)
-	line("  image", "%s, %s", bound.Image, bound.ImageDigest)
-	line("  runtime", "%s", bound.Runtime)
-	line("  network", "%s", orNone(bound.Egress))
-	line("  secrets", "%s", orNone(bound.Secrets))
-	l := bound.Limits
-	line("  limits", "%v cpus, %d MiB, %v s, %d processes", l.CPUs, l.MemoryBytes>>20, l.TimeoutSeconds, l.Pids)
+	if info.Kind == capability.Connector {
+		line("  reading", "by the runner itself, without a sandbox, over the host's own network")
+	} else {
+		line("  command", "%q", bound.Command)
+		line("  image", "%s, %s", bound.Image, bound.ImageDigest)
+		line("  runtime", "%s", bound.Runtime)
+		line("  network", "%s", orNone(bound.Egress))
+		line("  secrets", "%s", orNone(bound.Secrets))
+		l := bound.Limits
+		line("  limits", "%v cpus, %d MiB, %v s, %d processes", l.CPUs, l.MemoryBytes>>20, l.TimeoutSeconds, l.Pids)
+	}
 	for _, w := range p.Warnings {
 		line("  warning", "%s", w)
 	}

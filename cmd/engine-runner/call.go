@@ -58,6 +58,7 @@ func (a *app) call(ctx context.Context, f *callFlags, args []string) error {
 	if err != nil {
 		return err
 	}
+	defer r.Close()
 	call, err := a.readCall(f, args)
 	if err != nil {
 		return err

@@ -75,6 +75,11 @@ func (a *app) checkSecrets(ctx context.Context, c config.Config) error {
 		for name, s := range p.Secrets {
 			all["projects."+slug+".secrets."+name] = s
 		}
+		for name, e := range p.Environments {
+			if e.Firestore != nil && e.Firestore.Credentials != nil {
+				all["projects."+slug+".environments."+name+".firestore.credentials"] = *e.Firestore.Credentials
+			}
+		}
 	}
 	var names []string
 	for name := range all {

@@ -110,14 +110,22 @@ func describe(r capability.Receipt) string {
 	}
 	line("digest", "%s", r.Digest)
 	line("stronger", "%s", r.BoundDigest)
-	image := "none"
-	if r.Observed.Image.Digest != nil {
-		image = *r.Observed.Image.Digest
+	ended := r.Observed.Reason
+	if len(r.Bound.Command) == 0 {
+		line("sandbox", "none: it reads by itself")
+		if ended = "well"; r.Observed.Error != "" {
+			ended = "by " + r.Observed.Error
+		}
+	} else {
+		image := "none"
+		if r.Observed.Image.Digest != nil {
+			image = *r.Observed.Image.Digest
+		}
+		line("image", "%s", image)
+		line("runtime", "%s %s", r.Observed.Runtime.Name, r.Observed.Runtime.Version)
+		line("network", "%s, %d destinations denied", r.Observed.Network.Mode, len(r.Observed.Network.Denied))
 	}
-	line("image", "%s", image)
-	line("runtime", "%s %s", r.Observed.Runtime.Name, r.Observed.Runtime.Version)
-	line("network", "%s, %d destinations denied", r.Observed.Network.Mode, len(r.Observed.Network.Denied))
-	line("ended", "%s at %s", r.Observed.Reason, r.Ended.Format("2006-01-02 15:04:05 MST"))
+	line("ended", "%s at %s", ended, r.Ended.Format("2006-01-02 15:04:05 MST"))
 	line("audit", "line %d, %s", r.Audit.Seq, r.Audit.Hash)
 	return b.String()
 }

@@ -2,12 +2,16 @@ package config
 
 import (
 	"crypto/ed25519"
+	"crypto/hmac"
+	"crypto/sha256"
 	"path/filepath"
+	"time"
 
 	"github.com/direct-oci/engine/capability"
 	"github.com/direct-oci/engine/capability/action"
 	"github.com/direct-oci/engine/capability/approval"
 	"github.com/direct-oci/engine/capability/audit"
+	"github.com/direct-oci/engine/capability/firestore"
 	"github.com/direct-oci/engine/capability/sandbox"
 	"github.com/direct-oci/engine/capability/secret"
 	"github.com/direct-oci/engine/capability/signed"
@@ -54,12 +58,12 @@ func (c Config) Runner(receipts ed25519.PrivateKey, credentials string) *capabil
 		Credentials: credentials,
 	}
 	for slug, p := range c.Projects {
-		r.Projects[slug] = c.project(slug, p)
+		r.Projects[slug] = c.project(slug, p, pageKey(receipts))
 	}
 	return r
 }
 
-func (c Config) project(slug string, p Project) capability.Project {
+func (c Config) project(slug string, p Project, pageKey []byte) capability.Project {
 	project := capability.Project{
 		Slug: slug, Environments: keys(p.Environments),
 		Approvers: map[string]ed25519.PublicKey{}, Secrets: map[string]secret.Source{},
@@ -78,17 +82,65 @@ func (c Config) project(slug string, p Project) capability.Project {
 			project.Secrets[name] = s
 		}
 	}
+	databases := databasesOf(p, pageKey)
+	project.Built = firestore.Connectors(databases)
+	project.Credentials = map[string]secret.Source{}
+	for name, e := range p.Environments {
+		if e.Firestore != nil && e.Firestore.Credentials != nil {
+			project.Credentials[firestore.CredentialsOf(name)] = *e.Firestore.Credentials
+		}
+	}
 	if c.Sandbox == nil {
 		return project
 	}
 	profile, installer := c.Profile(), c.Installer()
-	project.Built = []capability.Capability{workload.Execute{Profile: profile, Install: installer}}
+	project.Built = append(project.Built, workload.Execute{Profile: profile, Install: installer})
 	if p.Actions != "" {
 		project.Load = func() ([]capability.Capability, []capability.Problem) {
 			return action.Load(p.Actions, profile, installer)
 		}
 	}
 	return project
+}
+
+// databasesOf makes the databases of a project's environments, by name.
+func databasesOf(p Project, pageKey []byte) map[string]*firestore.Database {
+	databases := map[string]*firestore.Database{}
+	for name, e := range p.Environments {
+		f := e.Firestore
+		if f == nil {
+			continue
+		}
+		c := firestore.Config{
+			Project: f.Project, Database: firestore.DefaultDatabase, Emulator: f.Emulator,
+			Rows: firestore.DefaultRows, Bytes: firestore.DefaultBytes, Timeout: firestore.DefaultTimeout,
+		}
+		if f.Database != "" {
+			c.Database = f.Database
+		}
+		if f.Limits.Rows > 0 {
+			c.Rows = int(f.Limits.Rows)
+		}
+		if f.Limits.Bytes > 0 {
+			c.Bytes = int(f.Limits.Bytes)
+		}
+		if f.Limits.TimeoutSeconds > 0 {
+			c.Timeout = time.Duration(f.Limits.TimeoutSeconds * float64(time.Second))
+		}
+		for _, m := range f.Masks {
+			c.Masks = append(c.Masks, firestore.Mask(m))
+		}
+		databases[name] = &firestore.Database{Config: c, PageKey: pageKey}
+	}
+	return databases
+}
+
+// pageKey is the secret by which a runner knows its own page tokens: made of the key of
+// its receipts, which it keeps anyway.
+func pageKey(receipts ed25519.PrivateKey) []byte {
+	mac := hmac.New(sha256.New, receipts)
+	mac.Write([]byte("page tokens v1"))
+	return mac.Sum(nil)
 }
 
 // Profile is how programs are run. The config has a sandbox.

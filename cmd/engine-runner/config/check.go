@@ -2,12 +2,14 @@ package config
 
 import (
 	"fmt"
+	"net"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"sort"
 	"strings"
 
+	"github.com/direct-oci/engine/capability/firestore"
 	"github.com/direct-oci/engine/capability/sandbox"
 	"github.com/direct-oci/engine/capability/secret"
 	"github.com/direct-oci/engine/capability/signed"
@@ -85,9 +87,12 @@ func (k *checker) project(slug string, p Project) {
 			k.bad(fmt.Sprintf("%s.approvers[%d]", at, i), "is none of the approvers", fix)
 		}
 	}
-	for name := range p.Environments {
+	for name, e := range p.Environments {
 		if !slugForm.MatchString(name) {
 			k.bad(at+".environments."+name, "is no name of an environment", "use lower-case letters, digits, dots, _ and -")
+		}
+		if e.Firestore != nil {
+			k.firestore(at+".environments."+name+".firestore", *e.Firestore)
 		}
 	}
 	if p.Actions != "" && !filepath.IsAbs(p.Actions) {
@@ -95,6 +100,45 @@ func (k *checker) project(slug string, p Project) {
 	}
 	if p.Actions != "" && k.config.Sandbox == nil {
 		k.bad(at+".actions", "needs a sandbox to run in", "configure sandbox")
+	}
+}
+
+var (
+	cloudProject  = regexp.MustCompile(`^[a-z][a-z0-9.:-]{2,99}$`)
+	cloudDatabase = regexp.MustCompile(`^(\(default\)|[a-z][a-z0-9-]{2,61}[a-z0-9])$`)
+)
+
+func (k *checker) firestore(at string, f Firestore) {
+	if !cloudProject.MatchString(f.Project) {
+		k.bad(at+".project", "is no id of a Google Cloud project", "take the id, not the name or the number")
+	}
+	if f.Database != "" && !cloudDatabase.MatchString(f.Database) {
+		k.bad(at+".database", "is no id of a database", "leave it out for the database that is called (default)")
+	}
+	switch {
+	case (f.Credentials == nil) == (f.Emulator == ""):
+		k.bad(at, "wants credentials, or an emulator instead", "")
+	case f.Credentials != nil:
+		if err := f.Credentials.Check(); err != nil {
+			k.bad(at+".credentials", "is no source of a secret: "+err.Error(), "")
+		}
+	default:
+		if host, port, err := net.SplitHostPort(f.Emulator); err != nil || host == "" || port == "" {
+			k.bad(at+".emulator", "is not HOST:PORT", "write it as localhost:8080")
+		}
+	}
+	l := f.Limits
+	for name, v := range map[string]struct{ asked, most float64 }{
+		"rows": {float64(l.Rows), 100_000}, "bytes": {float64(l.Bytes), 1 << 30}, "timeoutSeconds": {l.TimeoutSeconds, 3600},
+	} {
+		if v.asked < 0 || v.asked > v.most {
+			k.bad(at+".limits."+name, fmt.Sprintf("is not between 0, for the default, and %.0f", v.most), "")
+		}
+	}
+	for i, m := range f.Masks {
+		if err := firestore.Mask(m).Check(); err != nil {
+			k.bad(fmt.Sprintf("%s.masks[%d]", at, i), "masks nothing: "+err.Error(), "write fields as name or map.name")
+		}
 	}
 }
 

@@ -46,7 +46,32 @@ type Project struct {
 }
 
 // Environment is one place of a project's data.
-type Environment struct{}
+type Environment struct {
+	Firestore *Firestore `json:"firestore" doc:"the environment's Firestore; with it the project has the capabilities firestore.*"`
+}
+
+// Firestore is a database that is read, and never written.
+type Firestore struct {
+	Project     string         `json:"project" doc:"id of the Google Cloud project" required:"true"`
+	Database    string         `json:"database" doc:"id of the database; default (default)"`
+	Credentials *secret.Source `json:"credentials" doc:"JSON of a service account's key; roles/datastore.viewer is enough"`
+	Emulator    string         `json:"emulator" doc:"HOST:PORT of an emulator, instead of credentials"`
+	Limits      ReadLimits     `json:"limits" doc:"the most that one call reads"`
+	Masks       []Mask         `json:"masks" doc:"fields that are never returned, and cannot be used in filters, orders and selections"`
+}
+
+// ReadLimits are maxima of what is read.
+type ReadLimits struct {
+	Rows           int64   `json:"rows" doc:"documents, or names of collections; default 1000"`
+	Bytes          int64   `json:"bytes" doc:"of JSON; default 4194304"`
+	TimeoutSeconds float64 `json:"timeoutSeconds" doc:"default 30"`
+}
+
+// Mask is fields that nobody may see.
+type Mask struct {
+	Collection string   `json:"collection" doc:"id of the collections it is about, at any depth; default all"`
+	Fields     []string `json:"fields" doc:"field paths: names with dots between; what is below them is masked too" required:"true"`
+}
 
 // Sandbox is how programs are run.
 type Sandbox struct {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -38,7 +37,14 @@ secrets:
   BOTH: hunter2-runner
 projects:
   shop:
-    environments: {production: {}, test: {}}
+    environments:
+      production:
+        firestore:
+          project: shop-live
+          credentials: {value: hunter2-key}
+          limits: {rows: 50, bytes: 100000, timeoutSeconds: 2.5}
+          masks: [{collection: users, fields: [ssn, profile.birth]}, {fields: [password]}]
+      test: {firestore: {project: shop-test, database: eu-test, emulator: "localhost:8080"}}
     secrets:
       BOTH: {value: hunter2-project}
       CRED: {credential: db}
@@ -81,13 +87,22 @@ func TestParse(t *testing.T) {
 	if err != nil || string(value) != "hunter2-project" || len(shop.Secrets) != 5 {
 		t.Errorf("the project's secret = %q, %v; want it to win over the runner's", value, err)
 	}
+	live, dev := c.Projects["shop"].Environments["production"].Firestore, c.Projects["shop"].Environments["test"].Firestore
+	if live.Limits.TimeoutSeconds != 2.5 || len(live.Masks) != 2 || dev.Emulator != "localhost:8080" || len(shop.Credentials) != 1 {
+		t.Errorf("firestore = %+v, %+v, credentials of %d", live, dev, len(shop.Credentials))
+	}
+	if credentials, err := shop.Credentials["firestore of production"].Read(context.Background(), ""); string(credentials) != "hunter2-key" || err != nil {
+		t.Errorf("credentials = %v", err)
+	}
 	// The same in JSON.
 	asJSON, err := yaml.YAMLToJSON([]byte(whole))
 	if err != nil {
 		t.Fatal(err)
 	}
 	again, err := Parse("test", asJSON)
-	if err != nil || fmt.Sprint(again.Projects) != fmt.Sprint(c.Projects) || !reflect.DeepEqual(again.Sandbox, c.Sandbox) {
+	one, err1 := json.Marshal(c)
+	two, err2 := json.Marshal(again)
+	if errors.Join(err, err1, err2) != nil || !bytes.Equal(one, two) {
 		t.Errorf("in JSON: %v\n%+v\n%+v", err, again, c)
 	}
 }
@@ -149,6 +164,16 @@ func TestProblems(t *testing.T) {
 		{"no lock and no encryption", "sandbox: {image: x, dependencies: {unlocked: true, npm: {registry: 'http://registry.example.org'}}}", "is not encrypted", "use https"},
 		{"a relative ca", "sandbox: {image: x, dependencies: {ca: ca.pem, npm: {registry: 'https://registry.example.org'}}}", "sandbox.dependencies.ca is not an absolute path", ""},
 		{"a negative limit", "sandbox: {image: x, dependencies: {keepMb: -1, limits: {cpus: -1}, npm: {registry: 'https://registry.example.org'}}}", "keepMb is negative", ""},
+		{"a firestore without a project", "projects: {p: {environments: {e: {firestore: {emulator: 'h:1'}}}}}", "firestore.project is missing", ""},
+		{"a firestore by no credentials", "projects: {p: {environments: {e: {firestore: {project: shop}}}}}", "firestore wants credentials, or an emulator", ""},
+		{"a firestore by two ways", "projects: {p: {environments: {e: {firestore: {project: shop, credentials: x, emulator: 'h:1'}}}}}", "wants credentials, or an emulator", ""},
+		{"a mistyped firestore", "projects: {p: {environments: {e: {firestor: {project: shop}}}}}", "environments.e.firestor is no key", "did you mean firestore?"},
+		{"a mistyped mask", "projects: {p: {environments: {e: {firestore: {project: shop, emulator: 'h:1', masks: [{colection: x, fields: [a]}]}}}}}", "masks[0].colection is no key", "did you mean collection?"},
+		{"a mask of nothing", "projects: {p: {environments: {e: {firestore: {project: shop, emulator: 'h:1', masks: [{fields: [a..b]}]}}}}}", "masks[0] masks nothing: fields[0] has a name that is empty", ""},
+		{"an emulator without a port", "projects: {p: {environments: {e: {firestore: {project: shop, emulator: localhost}}}}}", "emulator is not HOST:PORT", "localhost:8080"},
+		{"a project by its name", "projects: {p: {environments: {e: {firestore: {project: My Shop, emulator: 'h:1'}}}}}", "project is no id", "the id"},
+		{"a bad database", "projects: {p: {environments: {e: {firestore: {project: shop, database: A b, emulator: 'h:1'}}}}}", "database is no id of a database", "(default)"},
+		{"too many rows", "projects: {p: {environments: {e: {firestore: {project: shop, emulator: 'h:1', limits: {rows: 1000001}}}}}}", "limits.rows is not between 0, for the default, and 100000", ""},
 		{"an anchor", "stateDir: &a /x\nrunDir: *a\n", "has an anchor", ""},
 		{"a tag", "stateDir: !!str x", "has an anchor, an alias or a tag", ""},
 		{"no YAML", "a: [", "line 1: it is neither YAML nor JSON", ""},
@@ -242,6 +267,37 @@ func TestReloadKeepsWhatWorks(t *testing.T) {
 	}
 	if _, ok := first.Projects["one"]; !ok {
 		t.Error("a call under way has lost its project")
+	}
+}
+
+// TestOnlyWhatIsConfiguredIsOffered wants the capabilities of Firestore where there is
+// one, and nowhere else.
+func TestOnlyWhatIsConfiguredIsOffered(t *testing.T) {
+	c, err := Parse("test", []byte(whole))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := c.Runner(ed25519.NewKeyFromSeed(make([]byte, 32)), "")
+	names := func(project string) string {
+		t.Helper()
+		list, problems, err := r.Capabilities(project)
+		if err != nil || len(problems) > 0 && project == "80" {
+			t.Fatalf("%v, %v", problems, err)
+		}
+		var all []string
+		for _, c := range list {
+			all = append(all, c.Name)
+		}
+		return strings.Join(all, " ")
+	}
+	if got := names("shop"); got != "firestore.count firestore.get firestore.listCollections firestore.query workload.execute" {
+		t.Errorf("shop offers %s", got)
+	}
+	if got := names("80"); got != "workload.execute" {
+		t.Errorf("a project without Firestore offers %s", got)
+	}
+	if err := r.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -207,9 +207,6 @@ func (d *decoder) object(at string, n ast.Node, v reflect.Value) {
 			if best := spelling.Nearest(name, names); best != "" {
 				fix = "did you mean " + best + "?"
 			}
-			if len(names) == 0 {
-				fix = "leave it out: nothing is configured here"
-			}
 			if v.Type() == sourceType && !strings.HasPrefix(fix, "did") {
 				path = at + ".?" // perhaps the value itself
 			}

@@ -26,11 +26,14 @@ func NewLive(path string, receipts ed25519.PrivateKey, credentials string) (*Liv
 func (l *Live) Runner() *capability.Runner { return l.now.Load() }
 
 // Reload reads the config again. One that is wrong changes nothing and is an *Error.
+// Connections of the config before are closed once their last call has ended.
 func (l *Live) Reload() error {
 	c, err := Load(l.path)
 	if err != nil {
 		return err
 	}
-	l.now.Store(c.Runner(l.receipts, l.credentials))
+	if before := l.now.Swap(c.Runner(l.receipts, l.credentials)); before != nil {
+		return before.Close()
+	}
 	return nil
 }
