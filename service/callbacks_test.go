@@ -18,6 +18,7 @@ import (
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/engine/journal"
 	"github.com/direct-oci/engine/service/callback"
+	"github.com/direct-oci/engine/service/outbox"
 )
 
 var hookSecret = []byte("c4nary-of-the-callback-key")
@@ -291,4 +292,30 @@ func TestKilledSenders(t *testing.T) {
 	}
 	h.check(t)
 	w.wantNothingLeft(t, m)
+}
+
+// TestMarksOfForgottenProgramsGo keeps a long-lived outbox from remembering every
+// program that ever ran. One that was forgotten before its exit was seen has an exit.
+func TestMarksOfForgottenProgramsGo(t *testing.T) {
+	w, h := hooked(t)
+	w.onExec = talkative
+	m := w.manager(t)
+	sb := mustCreate(t, m, h.spec("work"))
+	live(t, m, "work")
+	put(w.run(sb.ID, "exec", "endless.rec"), engine.ExecRecord{ID: "endless", Started: time.Now()})
+	until(t, "all is told", func() bool { return strings.HasSuffix(h.said(sb.ID), "exec.started endless") })
+	for _, id := range []string{"x1", "x2", "endless"} {
+		os.Remove(w.run(sb.ID, "exec", id+".rec"))
+	}
+	until(t, "the exit is told", func() bool { return strings.HasSuffix(h.said(sb.ID), "exec.exit endless") })
+	m.Close()
+	box, err := outbox.Open(filepath.Join(m.callbacks.path(sb.ID), boxName), 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer box.Close()
+	if marks := box.Marks(); len(marks) != 1 || marks[""] == nil {
+		t.Errorf("marks = %q, want the sandbox's alone", marks)
+	}
+	h.check(t)
 }

@@ -284,6 +284,28 @@ func TestListChooses(t *testing.T) {
 	wantKind(t, "TeardownAll of everything", err, "bad_filter")
 }
 
+// TestNamesLikeIdsGetInNobodysWay calls a sandbox by the id of another owner's.
+func TestNamesLikeIdsGetInNobodysWay(t *testing.T) {
+	w := newWorld(t)
+	m := w.manager(t)
+	theirs := mustCreate(t, m, spec("work", "ann"))
+	mine := mustCreate(t, m, spec(theirs.ID, "bob"))
+	for _, m := range []*Manager{m, w.manager(t)} {
+		if sb, err := m.Get(t.Context(), theirs.ID); err != nil || sb.Name != "work" {
+			t.Errorf("by its id one gets %+v, %v", sb, err)
+		}
+		if sb, err := m.Get(t.Context(), mine.ID); err != nil || sb.Name != theirs.ID {
+			t.Errorf("by its id one gets %+v, %v", sb, err)
+		}
+	}
+	if err := m.Teardown(t.Context(), theirs.ID); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.living(); len(got) != 1 || got[0] != mine.ID {
+		t.Errorf("living = %v, want bob's alone", got)
+	}
+}
+
 func TestTeardownIsIdempotent(t *testing.T) {
 	w := newWorld(t)
 	m := w.manager(t)

@@ -477,3 +477,87 @@ func TestFilesOnTheEngine(t *testing.T) {
 		b.wantNoRecords(m)
 	})
 }
+
+// TestOutOfMemoryIsTold needs the memory controller, which the test machine has.
+func TestOutOfMemoryIsTold(t *testing.T) {
+	onRuntimes(t, func(t *testing.T, b *bed) {
+		controllers, _ := os.ReadFile(filepath.Join(b.groups.Mount, "cgroup.controllers"))
+		if !slices.Contains(strings.Fields(string(controllers)), "memory") {
+			if testenv.InVM() {
+				t.Fatal("the test machine has no memory controller")
+			}
+			t.Skip("this host's cgroup2 has no memory controller")
+		}
+		m := b.manager()
+		s := b.spec("work", "ann")
+		s.MemoryMB = 64
+		if _, _, err := m.Create(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		c, err := m.Exec(t.Context(), "work", engine.Exec{Command: []string{"sh", "-c", "x=aaaaaaaaaaaaaaaa; while :; do x=$x$x; done"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		until(t, "it has ended", func() bool {
+			sb, err := m.Get(t.Context(), "work")
+			return err == nil && sb.State == Ended && sb.Result != nil
+		})
+		if l, err := m.Liveness(t.Context(), "work"); err != nil || l != (Liveness{Alive: false, OOMKilled: true}) {
+			t.Errorf("liveness = %+v, %v", l, err)
+		}
+		until(t, "nothing is held", func() bool { return m.Gate().Snapshot().Used.Sandboxes == 0 })
+		if err := m.Teardown(t.Context(), "work"); err != nil {
+			t.Error(err)
+		}
+		b.wantNoRecords(m)
+	})
+}
+
+// TestManyLive has two hundred sandboxes live at once, created by many callers, replaces
+// the Manager under them, and tears all down.
+func TestManyLive(t *testing.T) {
+	onRuntimes(t, func(t *testing.T, b *bed) {
+		count := 200
+		if b.Runtime != "embedded" && b.Runtime != "direct" || testenv.InVM() {
+			count = 20 // each of the others has processes of its own for every sandbox
+		}
+		m := b.manager()
+		var wg sync.WaitGroup
+		names := make(chan string, count)
+		for i := range count {
+			names <- fmt.Sprint("s", i)
+		}
+		close(names)
+		for range 4 {
+			wg.Go(func() {
+				for name := range names {
+					s := b.spec(name, "ann")
+					s.MemoryMB, s.CPUs = 16, 0.1
+					if _, _, err := m.Create(t.Context(), s); err != nil {
+						t.Errorf("Create(%s) = %v", name, err)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		m.Close()
+		m = b.manager()
+		if s := m.Gate().Snapshot(); s.Used.Sandboxes != count {
+			t.Errorf("the next Manager accounts for %d sandboxes, want %d", s.Used.Sandboxes, count)
+		}
+		began := time.Now()
+		list, err := m.List(t.Context(), Filter{States: []State{Ready}})
+		if err != nil || len(list) != count {
+			t.Errorf("%d sandboxes are ready (%v), want %d", len(list), err, count)
+		}
+		t.Logf("listed %d sandboxes in %v", len(list), time.Since(began))
+		if got := shell(t, m, "s7", "echo hi"); got != "data:stdouthi\n|exit:|" {
+			t.Errorf("one of them says %q", got)
+		}
+		if n, err := m.TeardownOwner(t.Context(), "ann"); n != count || err != nil {
+			t.Errorf("TeardownOwner = %d, %v", n, err)
+		}
+		b.wantNoRecords(m)
+	})
+}

@@ -52,6 +52,13 @@ func New(c Config, e Engine) (*Manager, error) {
 
 func newManager(c Config, e Engine, at func(step string)) (*Manager, error) {
 	c = c.completed()
+	if c.Admission.Total == (admission.Limits{}) {
+		total, err := admission.HostTotals(c.Cgroup)
+		if err != nil {
+			return nil, err
+		}
+		c.Admission.Total = total
+	}
 	s, err := openStore(c.StateDir)
 	if err != nil {
 		return nil, err
@@ -72,7 +79,7 @@ func newManager(c Config, e Engine, at func(step string)) (*Manager, error) {
 		return nil, err
 	}
 	// What lives is accounted for before the first caller is.
-	if err := m.look(true); err != nil {
+	if err := m.look(); err != nil {
 		m.Close()
 		return nil, err
 	}
@@ -99,17 +106,18 @@ func (m *Manager) find(nameOrID string) (record, error) {
 	if !validName(nameOrID) {
 		return record{}, engine.Refused("not_found", "cannot find sandbox=%q: no sandbox can be called that", nameOrID)
 	}
+	// The id first: who calls a sandbox by the id of another's gets in nobody's way.
+	if journal.ValidID(nameOrID) {
+		if r, ok := m.byID(nameOrID); ok {
+			return r, nil
+		}
+	}
 	r, err := m.store.read(nameOrID)
 	if err == nil {
 		return r, nil
 	}
 	if !errors.Is(err, fs.ErrNotExist) {
 		return record{}, engine.Failed("no_record", "cannot read the record of sandbox=%s: %w", nameOrID, err)
-	}
-	if journal.ValidID(nameOrID) {
-		if r, ok := m.byID(nameOrID); ok {
-			return r, nil
-		}
 	}
 	return record{}, engine.Refused("not_found", "cannot find sandbox=%s: there is none on record", nameOrID).WithFix("list the sandboxes")
 }
@@ -177,7 +185,8 @@ func (m *Manager) List(_ context.Context, f Filter) ([]Sandbox, error) {
 		}
 		s, err := m.describe(r)
 		if err != nil {
-			return nil, err
+			// One of which nothing can be told hides no other.
+			m.log.Error("sandbox cannot be read", "sandbox", r.Name, "id", r.ID, "err", err)
 		}
 		if len(f.States) == 0 || slices.Contains(f.States, s.State) {
 			list = append(list, s)
@@ -287,7 +296,7 @@ func (m *Manager) watch() {
 	for {
 		select {
 		case <-tick.C:
-			if err := m.look(false); err != nil {
+			if err := m.look(); err != nil {
 				m.log.Error("sandboxes cannot be looked after", "err", err)
 			}
 		case <-m.ctx.Done():
@@ -296,9 +305,12 @@ func (m *Manager) watch() {
 	}
 }
 
-// look compares what is held, and what is sent, with what is on record. At first it
-// also takes up what an earlier process left half done.
-func (m *Manager) look(first bool) error {
+// look compares what is held, and what is sent, with what is on record, and takes up
+// what a process left half done that died.
+func (m *Manager) look() error {
+	// Asked before the records are read: what was held by then was on record by then,
+	// and what is not on record any more was torn down.
+	held := m.gate.Held()
 	records, err := m.store.all(m.unreadable)
 	if err != nil {
 		return err
@@ -307,10 +319,10 @@ func (m *Manager) look(first bool) error {
 	for _, r := range records {
 		onRecord[r.ID] = true
 		m.remember(r)
-		m.lookAt(r, first)
+		m.lookAt(r)
 	}
-	for _, id := range m.gate.Held() {
-		if !onRecord[id] && !m.isQueued(id) {
+	for _, id := range held {
+		if !onRecord[id] {
 			m.gate.Release(id)
 		}
 	}
@@ -325,15 +337,8 @@ func (m *Manager) look(first bool) error {
 	return m.sendLeftovers()
 }
 
-func (m *Manager) isQueued(id string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	_, ok := m.queued[id]
-	return ok
-}
-
 // lookAt is look for one sandbox.
-func (m *Manager) lookAt(r record, first bool) {
+func (m *Manager) lookAt(r record) {
 	if r.Callback {
 		m.send(r)
 	}
@@ -355,11 +360,11 @@ func (m *Manager) lookAt(r record, first bool) {
 		m.gate.Restore(r.ID, r.Tenant, need(r.Request))
 		return
 	}
-	m.settle(r, alive, first)
+	m.settle(r)
 }
 
 // settle finds out what became of a sandbox that is not simply alive.
-func (m *Manager) settle(r record, alive, first bool) {
+func (m *Manager) settle(r record) {
 	// Whoever creates it, or tears it down, holds the lock, and will see to it.
 	e, err := m.store.tryOpen(r.Name)
 	if err != nil {

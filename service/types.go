@@ -149,7 +149,10 @@ type Config struct {
 	// BestEffortLimits lets sandboxes start where a cgroup controller is missing.
 	BestEffortLimits bool
 
+	// Admission without totals has those of the host and of the cgroup at Cgroup, a path
+	// in the file system, which may be empty.
 	Admission admission.Config
+	Cgroup    string
 	Callbacks callback.Config
 
 	// KeepEnded is how long a sandbox that has ended stays on record; zero: an hour,

@@ -210,9 +210,11 @@ func (s *Sender) Deliver(ctx context.Context, t Target, box *outbox.Box, done <-
 			if failures = 0; box.Ack(m.Sequence) != nil {
 				failures = 1 // it comes again: pause, as a disk that is full stays so for a while
 			}
-		} else {
+		} else if ctx.Err() == nil {
 			failures++
 			events.Report(err)
+		} else {
+			return ctx.Err()
 		}
 		if failures > 0 && !pause(ctx, s.backoff(failures, err)) {
 			return ctx.Err()
