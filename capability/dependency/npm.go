@@ -35,6 +35,22 @@ func NPMNeeds(manifest string) bool {
 	return false
 }
 
+// OwnScripts warns of scripts in a package.json that npm would run when it installs.
+func OwnScripts(manifest string) (warnings []string) {
+	v, err := jsjson.Parse([]byte(manifest))
+	if err != nil {
+		return nil
+	}
+	m, _ := v.(map[string]any)
+	scripts, _ := m["scripts"].(map[string]any)
+	for _, name := range []string{"preinstall", "install", "postinstall", "prepare"} {
+		if _, ok := scripts[name]; ok {
+			warnings = append(warnings, npmManifest+": the program's own script "+name+" is not run")
+		}
+	}
+	return warnings
+}
+
 // ReadNPM reads a package.json and a package-lock.json, "" without one. The error is an
 // *Error.
 func ReadNPM(manifest, lock string, registry Registry, scripts bool) (Set, error) {
@@ -86,13 +102,6 @@ func (s *Set) readManifest(text string) error {
 		}
 		if at, spec := foreignSpec(kept[key], 0); at != "" {
 			return bad("%s%s asks for %s, which is no version in a registry", key, at, bound(spec))
-		}
-	}
-	if scripts, _ := m["scripts"].(map[string]any); scripts != nil {
-		for _, name := range []string{"preinstall", "install", "postinstall", "prepare"} {
-			if _, ok := scripts[name]; ok {
-				s.Warnings = append(s.Warnings, npmManifest+": the program's own script "+name+" is not run")
-			}
 		}
 	}
 	out, err := jsjson.Canonical(kept)

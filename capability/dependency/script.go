@@ -21,6 +21,9 @@ const (
 // prologue leaves standard output to what is asked for: installers print on both.
 const prologue = "set -eu\nexec 3>&1 1>&2\ncd " + workdir + "\n"
 
+// apart keeps the installer, and what it runs, away from what is asked for.
+const apart = " 3>&-"
+
 // Fetch is the job that installs a locked set and writes an archive of its Top. ca is
 // PEM, "" for what the image trusts.
 func (s Set) Fetch(ca string) Job {
@@ -63,7 +66,7 @@ func (s Set) npm(do string) string {
 	if !s.Scripts {
 		line += " --ignore-scripts"
 	}
-	return "export npm_config_cache=" + workdir + "/.cache npm_config_userconfig=/dev/null npm_config_update_notifier=false\n" + line
+	return "export npm_config_cache=" + workdir + "/.cache npm_config_userconfig=/dev/null npm_config_update_notifier=false\n" + line + apart
 }
 
 func (s Set) pip(do string) string {
@@ -74,7 +77,7 @@ func (s Set) pip(do string) string {
 	if u, err := url.Parse(s.Registry.URL); err == nil && u.Scheme == "http" {
 		line += " --trusted-host " + quote(u.Host)
 	}
-	return "export PIP_CONFIG_FILE=/dev/null TMPDIR=" + workdir + "/.tmp\nmkdir -p \"$TMPDIR\"\n" + line
+	return "export PIP_CONFIG_FILE=/dev/null TMPDIR=" + workdir + "/.tmp\nmkdir -p \"$TMPDIR\"\n" + line + apart
 }
 
 func (s Set) job(ca, script string) Job {

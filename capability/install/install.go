@@ -112,7 +112,7 @@ func (i *Installer) Read(files map[string]string, python, scripts bool) ([]depen
 		return nil
 	}
 	names := dependency.Files()
-	if manifest, ok := files[names[0]]; ok && dependency.NPMNeeds(manifest) {
+	if manifest := files[names[0]]; manifest != "" && dependency.NPMNeeds(manifest) {
 		err := add(names[0], dependency.NPM, func(r dependency.Registry) (dependency.Set, error) {
 			return dependency.ReadNPM(manifest, files[names[1]], r, scripts)
 		})
@@ -120,7 +120,7 @@ func (i *Installer) Read(files map[string]string, python, scripts bool) ([]depen
 			return nil, err
 		}
 	}
-	if manifest, ok := files[names[2]]; ok && python && dependency.PipNeeds(manifest) {
+	if manifest := files[names[2]]; python && dependency.PipNeeds(manifest) {
 		err := add(names[2], dependency.Pip, func(r dependency.Registry) (dependency.Set, error) {
 			return dependency.ReadPip(manifest, r, scripts)
 		})

@@ -135,6 +135,11 @@ func (x Execute) Prepare(_ context.Context, ask capability.Ask) (capability.Prep
 	for _, f := range spec.sortedFiles() {
 		p.Documents = append(p.Documents, capability.Document{Name: f.Path, Text: jsjson.Text(f.Contents)})
 	}
+	for _, f := range spec.Files {
+		if f.Path == dependency.Files()[0] {
+			p.Warnings = append(p.Warnings, dependency.OwnScripts(f.Contents)...)
+		}
+	}
 	for _, s := range sets {
 		name, text := s.Document()
 		p.Documents = append(p.Documents, capability.Document{Name: name, Text: text})

@@ -237,21 +237,23 @@ func TestDependenciesAttack(t *testing.T) {
 		})
 	}
 	for name, tt := range map[string]struct{ script, want string }{
-		"a link to the root's files":   {"ln -s /etc/shadow shadow", "leads out"},
-		"a link upwards":               {"ln -s ../../../etc etc", "leads out"},
-		"a link to the image":          {"ln -s ../../bin/sh sh", "leads out"},
-		"a fifo":                       {"mkfifo pipe", "devices, fifos"},
-		"a link in place of the top":   {"cd ../..; mv node_modules real; ln -s real node_modules", "not the directory node_modules alone"},
-		"more bytes than are taken":    {"dd if=/dev/zero of=big bs=1M count=3 2>/dev/null", "more than 1048576 bytes"},
-		"more files than are taken":    {"for n in $(seq 200); do touch f$n; done", "more than 100 entries"},
-		"a script that fails":          {"echo so sorry >&2; exit 3", "so sorry"},
-		"a script that kills":          {"kill -9 $PPID", `"kind":"fetch_failed"`},
-		"more memory than there is":    {"dd if=/dev/zero of=/workload/big bs=1M count=900", `"kind":"fetch_failed"`},
-		"output without an end":        {"cat /dev/zero >&3 || exit 9", `"kind":`},
-		"an archive of its own making": {"echo garbage >&3", `"kind":`},
+		"a link to the root's files": {"ln -s /etc/shadow shadow", "leads out"},
+		"a link upwards":             {"ln -s ../../../etc etc", "leads out"},
+		"a link to the image":        {"ln -s ../../bin/sh sh", "leads out"},
+		"a fifo":                     {"mkfifo pipe", "devices, fifos"},
+		"a link in place of the top": {"cd ../..; mv node_modules real; ln -s real node_modules", "not the directory node_modules alone"},
+		"more bytes than are taken":  {"dd if=/dev/zero of=big bs=1M count=3 2>/dev/null", "more than 1048576 bytes"},
+		"more files than are taken":  {"for n in $(seq 200); do touch f$n; done", "more than 100 entries"},
+		"a script that fails":        {"echo so sorry >&2; exit 3", "so sorry"},
+		"a script that kills":        {"kill -9 $PPID", `"kind":"fetch_failed"`},
+		"more memory than there is":  {"dd if=/dev/zero of=/workload/big bs=1M count=900", `"kind":"fetch_failed"`},
+		"garbage in the archive":     {"for p in /proc/[0-9]*; do echo garbage >$p/fd/3; done; echo garbage >&3", `Bad file descriptor`},
 	} {
 		t.Log(name) // on this thread, which is where the registry is
 		i.wantRefusal("shop", attack(tt.script), tt.want)
+	}
+	if names, err := filepath.Glob(i.path("state/deps/project-shop/npm-*")); err != nil || len(names) != 0 {
+		t.Errorf("of what was refused there is %q, %v", names, err)
 	}
 	o, call := i.callFor(0, "shop", attack("touch su; chmod 6755 su"))
 	if o.Stdout != "555\na\n" {
@@ -303,6 +305,28 @@ func TestDependenciesAtOnce(t *testing.T) {
 	wait.Wait()
 	if n := r.visits(".tgz"); n != 1 {
 		t.Errorf("four calls fetched a package %d times", n)
+	}
+}
+
+// TestSharedDependencies lets projects share, but for what ran scripts.
+func TestSharedDependencies(t *testing.T) {
+	i := newInstalling(t, "embedded", "    shared: true\n    scripts: true\n")
+	r := i.registry
+	r.pack("a", map[string]string{"index.js": "this is a\n"})
+	files := map[string]string{"main.sh": "cat /node_modules/a/index.js", "package.json": manifest("a"), "package-lock.json": r.lock(r.url, "a")}
+	for _, tt := range []struct {
+		more, project string
+		fetched       bool
+	}{
+		{"", "shop", true},
+		{"", "other", false},
+		{`,"dependencies":{"scripts":true}`, "shop", true},
+		{`,"dependencies":{"scripts":true}`, "other", true},
+		{`,"dependencies":{"scripts":true}`, "other", false},
+	} {
+		if o, call := i.callFor(0, tt.project, i.job(tt.more, files)); o.Stdout != "this is a\n" || o.Dependencies[0].Fetched != tt.fetched {
+			t.Errorf("%s\nwant fetched = %v", call, tt.fetched)
+		}
 	}
 }
 
