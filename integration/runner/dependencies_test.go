@@ -223,6 +223,12 @@ func TestDependenciesKeepSecrets(t *testing.T) {
 	if !strings.HasSuffix(o.Stdout, "nobody else\nhas them\n") || !strings.Contains(o.Stdout, "HOME=/workload") || strings.Contains(call.Stdout+call.Stderr, "canary") {
 		t.Errorf("%s\nwant a script's environment without secrets", call)
 	}
+	record := i.engine(0, "inspect", "--state-dir", i.path("state"), o.Dependencies[0].Runs[0]).Stdout
+	for _, want := range []string{`"mode": "names+cidr"`, `"phase": "dependencies"`} {
+		if !strings.Contains(record, want) {
+			t.Errorf("the installer's record lacks %s:\n%s", want, record)
+		}
+	}
 	i.search(t, "after an installation")
 }
 
