@@ -283,20 +283,18 @@ func (x *execution) finish(r ExecResult) {
 	for _, c := range x.captures {
 		errs = append(errs, c.finish())
 	}
-	if x.output != nil {
+	r.noteError(x.exec.ID, errors.Join(errs...))
+	closed := make(chan error, 1)
+	if x.output == nil {
+		closed <- nil
+	} else {
 		r.StdoutBytes, r.StderrBytes = x.output.Written(journal.Stdout), x.output.Written(journal.Stderr)
 		r.StdoutTruncated = r.StdoutBytes > x.exec.OutputKept
 		r.StderrTruncated = r.StderrBytes > x.exec.OutputKept
-		errs = append(errs, x.output.Close(r.StdoutBytes+r.StderrBytes > 0))
+		// Beside the result's way to the disk: two that go together are one commit there.
+		go func(sync bool) { closed <- x.output.Close(sync) }(r.StdoutBytes+r.StderrBytes > 0)
 	}
-	if err := errors.Join(errs...); err != nil && r.Error == nil {
-		r.Error = Failed("no_record", "cannot record the output of exec=%s: %w", x.exec.ID, err)
-	}
-	if x.record != nil {
-		if err := x.record.Finish(r); err != nil && r.Error == nil {
-			r.Error = Failed("no_record", "%w", err)
-		}
-	}
+	x.publish(&r, closed)
 	x.result = r
 	if r.Reason == "" {
 		x.startError = r.Error
@@ -309,6 +307,30 @@ func (x *execution) finish(r ExecResult) {
 	x.mu.Unlock()
 	close(x.over)
 	x.s.forget(x)
+}
+
+// publish puts the result on record, after the output.
+func (x *execution) publish(r *ExecResult, closed <-chan error) {
+	if x.record == nil {
+		<-closed
+		return
+	}
+	err := x.record.Stage(*r)
+	if lost := <-closed; lost != nil {
+		r.noteError(x.exec.ID, lost)
+		err = x.record.Stage(*r)
+	}
+	if err == nil {
+		err = x.record.Publish()
+	}
+	r.noteError(x.exec.ID, err)
+}
+
+// noteError keeps the first failure to record the exec.
+func (r *ExecResult) noteError(exec string, err error) {
+	if err != nil && r.Error == nil {
+		r.Error = Failed("no_record", "cannot record exec=%s: %w", exec, err)
+	}
 }
 
 // forget takes the exec from those that run, and the oldest from those on record where

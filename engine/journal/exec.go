@@ -103,17 +103,22 @@ func OpenExec(stateDir, run, exec string) (*ExecRecord, error) {
 // OutputPath is where the exec's output is recorded.
 func (e *ExecRecord) OutputPath() string { return filepath.Join(e.dir, outputName) }
 
-// Finish puts the result of the exec on record; when it returns, that has reached the
-// disk.
-func (e *ExecRecord) Finish(result any) error {
+// Stage writes the result of the exec to the disk, where nobody sees it yet. A second
+// call replaces the first.
+func (e *ExecRecord) Stage(result any) error {
 	data, err := encodeRecord(e.id, Exit, result)
-	path := filepath.Join(e.dir, Exit+".json")
 	if err == nil {
-		err = writeFile(path+".tmp", data, true)
+		err = writeFile(e.staged(), data, true)
 	}
-	if err == nil {
-		err = os.Rename(path+".tmp", path)
+	if err != nil {
+		return fmt.Errorf("cannot record the end of exec %s: %w", e.id, err)
 	}
+	return nil
+}
+
+// Publish puts the staged result on record; when it returns, that has reached the disk.
+func (e *ExecRecord) Publish() error {
+	err := os.Rename(e.staged(), filepath.Join(e.dir, Exit+".json"))
 	if err == nil {
 		err = syncDir(e.dir)
 	}
@@ -122,6 +127,8 @@ func (e *ExecRecord) Finish(result any) error {
 	}
 	return nil
 }
+
+func (e *ExecRecord) staged() string { return filepath.Join(e.dir, Exit+".json.tmp") }
 
 // Read reads the record name, intent or exit, as Run.Read does.
 func (e *ExecRecord) Read(name string, v any) (Header, error) {
