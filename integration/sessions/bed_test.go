@@ -72,7 +72,7 @@ func newBed(t testing.TB, runtime string) *bed {
 	b.Host = engine.Host{
 		StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"), CgroupRoot: b.groups.Root,
 		Monitor: testenv.Binary(t, "engine-monitor"), Init: testenv.Binary(t, "engine-init"),
-		Guest: testenv.Binary(t, "engine-guest"),
+		Guest:       testenv.Binary(t, "engine-guest"),
 		MinFreeDisk: -1, MinFreeMemory: -1,
 	}
 	engine.Version = version(t)
