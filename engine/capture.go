@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"os"
+	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -85,54 +87,61 @@ func programPipe(input bool, size int) (ours, theirs *os.File, err error) {
 	return os.NewFile(uintptr(mine), "pipe"), os.NewFile(uintptr(other), "pipe"), nil
 }
 
-// carry reads the stream to its end.
+// carry reads the stream to its end. It has a buffer only while there is something to
+// read: most programs are silent most of the time.
 func (c *capture) carry(x *execution) {
 	defer close(c.done)
 	defer c.read.Close()
+	raw, err := c.read.SyscallConn()
+	for err == nil {
+		var n int
+		var failed error
+		err = raw.Read(func(fd uintptr) bool {
+			n, failed = c.take(x, int(fd), execChunk)
+			return failed != unix.EAGAIN
+		})
+		if failed == unix.EINTR {
+			continue
+		}
+		if n <= 0 {
+			break
+		}
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		c.rest(x, raw)
+	}
+}
+
+// take reads at most limit bytes and records them.
+func (c *capture) take(x *execution, fd, limit int) (int, error) {
 	buffer := chunks.Get().(*[execChunk]byte)
 	defer chunks.Put(buffer)
-	take := func(n int) {
-		if n <= 0 {
-			return
-		}
-		if err := x.output.Append(c.stream, buffer[:n]); err != nil && c.failed == nil {
-			c.failed = err
-		}
-		x.wrote()
+	n, err := unix.Read(fd, buffer[:min(limit, len(buffer))])
+	if n <= 0 {
+		return n, err
 	}
-	for {
-		n, err := c.read.Read(buffer[:])
-		take(n)
-		if errors.Is(err, os.ErrDeadlineExceeded) {
-			c.rest(buffer[:], take)
-			return
-		}
-		if err != nil {
-			return
-		}
+	if err := x.output.Append(c.stream, buffer[:n]); err != nil && c.failed == nil {
+		c.failed = err
 	}
+	x.wrote()
+	return n, nil
 }
 
 // rest reads what the pipe holds at this moment. The program is over by now, and
 // somebody who goes on writing is not waited for.
-func (c *capture) rest(buffer []byte, take func(int)) {
-	raw, err := c.read.SyscallConn()
-	if err != nil {
-		return
-	}
+func (c *capture) rest(x *execution, raw syscall.RawConn) {
 	// A failure to control means that the pipe is closed already.
 	_ = raw.Control(func(fd uintptr) {
 		left, err := unix.IoctlGetInt(int(fd), unix.TIOCINQ)
 		for left > 0 && err == nil {
 			var n int
-			if n, err = unix.Read(int(fd), buffer[:min(left, len(buffer))]); err == unix.EINTR {
+			if n, err = c.take(x, int(fd), left); err == unix.EINTR {
 				err = nil
 				continue
 			}
 			if n <= 0 {
 				return
 			}
-			take(n)
 			left -= n
 		}
 	})
@@ -158,7 +167,8 @@ type stdinPipe struct {
 	size *WindowSize // for the next record
 }
 
-// The records of a framed stdin: a byte for the kind, a u32 with the length, the bytes.
+// The records of a framed stdin: a byte for the kind, a u32 with the length, the bytes,
+// of which there are at most stdinPiece.
 const (
 	recordData   = 'D'
 	recordResize = 'R' // u16 rows, u16 columns
@@ -178,7 +188,9 @@ func (p *stdinPipe) write(data []byte) {
 		return
 	}
 	p.flushSize()
-	p.put(recordData, data)
+	for piece := range slices.Chunk(data, stdinPiece) {
+		p.put(recordData, piece)
+	}
 	p.flushSize()
 }
 

@@ -191,6 +191,7 @@ func (h Host) ask(ctx context.Context, prefix string, q sessionRequest) (session
 
 // listen takes in what the monitor tells.
 func (c *ExecConn) listen(lines lineReader) {
+	defer c.change() // the last of it
 	defer close(c.done)
 	for {
 		var e sessionEvent
@@ -199,14 +200,18 @@ func (c *ExecConn) listen(lines lineReader) {
 		}
 		switch e.Event {
 		case eventChanged:
-			select {
-			case c.changed <- struct{}{}:
-			default:
-			}
+			c.change()
 		case eventExit:
 			c.result = e.Result
 			return
 		}
+	}
+}
+
+func (c *ExecConn) change() {
+	select {
+	case c.changed <- struct{}{}:
+	default: // it was not looked at since the last time
 	}
 }
 
@@ -217,7 +222,7 @@ func (c *ExecConn) ID() string { return c.id }
 func (c *ExecConn) Joined() bool { return c.joined }
 
 // Changed has an element when there may be more output on record than when one was
-// taken from it last.
+// taken from it last, and when the exec has ended.
 func (c *ExecConn) Changed() <-chan struct{} { return c.changed }
 
 // stdinPiece is how much of stdin goes into one message.
