@@ -47,6 +47,28 @@ func openRuntime(info ociruntime.Info, linked func(ociruntime.Info) ociruntime.R
 	return ociruntime.New(info.Name, info.Path, info.Version)
 }
 
+// RuntimeSHA256 returns the SHA-256 of the program that a runtime of this name is, in
+// hexadecimal: for the embedded one, of engine-monitor. The error is an *Error.
+func (h Host) RuntimeSHA256(ctx context.Context, name string) (string, error) {
+	h, err := h.resolved()
+	if err != nil {
+		return "", err
+	}
+	info, err := chooseRuntime(ctx, name, h.RunDir)
+	if err != nil {
+		return "", err
+	}
+	path := info.Path
+	if info.Name == "embedded" {
+		path = h.Monitor
+	}
+	sum, err := ociruntime.SHA256(path, h.RunDir)
+	if err != nil {
+		return "", Failed("bad_runtime", "%w", err)
+	}
+	return sum, nil
+}
+
 // ImageDigest returns the digest of an imported image, which a request may name in
 // ImageDigest. The error is an *Error.
 func (h Host) ImageDigest(name string) (string, error) {

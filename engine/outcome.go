@@ -18,7 +18,7 @@ func (sb *sandbox) result(u cgroups.Usage) Result {
 	r.Image = sb.image.info
 	if sb.runtime != nil {
 		info := sb.runtime.Info()
-		r.Runtime = RuntimeInfo{info.Name, info.Version}
+		r.Runtime = RuntimeInfo{Name: info.Name, Version: info.Version}
 	}
 	r.setReason(e.reason)
 	switch e.reason {

@@ -95,8 +95,9 @@ type ResultLimits struct {
 
 // RuntimeInfo names the OCI runtime that ran the bundle.
 type RuntimeInfo struct {
-	Name    string `json:"name"`
-	Version string `json:"version"`
+	Name    string  `json:"name"`
+	Version string  `json:"version"`
+	SHA256  *string `json:"sha256"` // of its program; nil but for governed runs
 }
 
 // ImageInfo names the file system the run started from.

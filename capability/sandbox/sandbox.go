@@ -154,6 +154,11 @@ func (p Profile) Run(ctx context.Context, plan Plan, job Job) (engine.Result, er
 	req.Layers, req.Env = job.Layers, job.Env
 	req.ID = job.ID
 	req.SecretNames = nil // Start takes them from the secrets
+	// Before the start: what is there afterwards may be another one.
+	sum, err := p.Host.RuntimeSHA256(ctx, p.Runtime)
+	if err != nil {
+		return engine.Result{}, err
+	}
 	s, err := openStreams(job)
 	if err != nil {
 		return engine.Result{}, err
@@ -174,6 +179,7 @@ func (p Profile) Run(ctx context.Context, plan Plan, job Job) (engine.Result, er
 	if err != nil {
 		return engine.Result{ID: run.ID()}, err
 	}
+	result.Runtime.SHA256 = &sum
 	p.Host.FillOutput(&result)
 	return result, failure(result)
 }

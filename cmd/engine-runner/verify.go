@@ -123,6 +123,9 @@ func describe(r capability.Receipt) string {
 		}
 		line("image", "%s", image)
 		line("runtime", "%s %s", r.Observed.Runtime.Name, r.Observed.Runtime.Version)
+		if sum := r.Observed.Runtime.SHA256; sum != nil {
+			line("program", "sha256:%s", *sum)
+		}
 		line("network", "%s, %d destinations denied", r.Observed.Network.Mode, len(r.Observed.Network.Denied))
 	}
 	line("ended", "%s at %s", ended, r.Ended.Format("2006-01-02 15:04:05 MST"))

@@ -2,6 +2,8 @@ package ociruntime
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"os"
@@ -62,16 +64,54 @@ func Look(name string, dirs []string) (string, error) {
 // Version asks the program at path for its version, or reads what an earlier call
 // found out from cacheDir. "" as cacheDir asks always.
 func Version(ctx context.Context, path, cacheDir string) (string, error) {
+	return remembered("version", path, cacheDir, func() (string, error) { return askVersion(ctx, path) })
+}
+
+// SHA256 returns the SHA-256 of the program at path, in hexadecimal, or reads what an
+// earlier call found out from cacheDir. "" as cacheDir reads it always.
+func SHA256(path, cacheDir string) (string, error) {
+	return remembered("sha256", path, cacheDir, func() (string, error) {
+		f, err := os.Open(path)
+		if err != nil {
+			return "", fmt.Errorf("cannot read runtime=%s: %w", path, err)
+		}
+		defer f.Close()
+		sum := sha256.New()
+		if _, err := io.Copy(sum, f); err != nil {
+			return "", fmt.Errorf("cannot read runtime=%s: %w", path, err)
+		}
+		return hex.EncodeToString(sum.Sum(nil)), nil
+	})
+}
+
+// remembered returns what cacheDir holds of a file, keyed by its identity, or finds it
+// out. The time of its last change is part of that: nobody can set it back.
+func remembered(what, path, cacheDir string, find func() (string, error)) (string, error) {
 	var st syscall.Stat_t
 	if err := syscall.Stat(path, &st); err != nil {
 		return "", fmt.Errorf("cannot look at runtime=%s: %w", path, err)
 	}
-	cache := filepath.Join(cacheDir, fmt.Sprintf("version-%s-%x-%x-%x-%x", filepath.Base(path), st.Dev, st.Ino, st.Size, st.Mtim.Nano()))
+	cache := filepath.Join(cacheDir, fmt.Sprintf("%s-%s-%x-%x-%x-%x-%x", what, filepath.Base(path), st.Dev, st.Ino, st.Size, st.Mtim.Nano(), st.Ctim.Nano()))
 	if cacheDir != "" {
 		if data, err := os.ReadFile(cache); err == nil && len(data) > 0 && len(data) < 200 {
 			return string(data), nil
 		}
 	}
+	value, err := find()
+	if err != nil {
+		return "", err
+	}
+	if cacheDir != "" {
+		// Only a cache: when it cannot be written, the next call asks again.
+		tmp := fmt.Sprintf("%s.%d", cache, os.Getpid())
+		if err := os.WriteFile(tmp, []byte(value), 0o600); err == nil {
+			os.Rename(tmp, cache)
+		}
+	}
+	return value, nil
+}
+
+func askVersion(ctx context.Context, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, "--version")
@@ -90,13 +130,6 @@ func Version(ctx context.Context, path, cacheDir string) (string, error) {
 	version := parseVersion(string(text))
 	if version == "" {
 		return "", fmt.Errorf("cannot ask runtime=%s for its version: it says %q", path, firstLine(string(text)))
-	}
-	if cacheDir != "" {
-		// Only a cache: when it cannot be written, the next call asks again.
-		tmp := fmt.Sprintf("%s.%d", cache, os.Getpid())
-		if err := os.WriteFile(tmp, []byte(version), 0o600); err == nil {
-			os.Rename(tmp, cache)
-		}
 	}
 	return version, nil
 }

@@ -27,9 +27,10 @@ func eachRuntime(t *testing.T, f func(t *testing.T, b *bed)) {
 
 // bed is a runner with a config, a key and an image of its own.
 type bed struct {
-	t      testing.TB
-	dir    string
-	groups cgroups.Hierarchy
+	t       testing.TB
+	dir     string
+	runtime string
+	groups  cgroups.Hierarchy
 }
 
 // Secrets of the project shop. The key has several lines.
@@ -46,7 +47,7 @@ func newBed(t testing.TB, runtime, more string) *bed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &bed{t: t, dir: dir}
+	b := &bed{t: t, dir: dir, runtime: runtime}
 	t.Cleanup(b.remove)
 	if err := os.Chmod(dir, 0o711); err != nil {
 		t.Fatal(err)

@@ -2,11 +2,14 @@ package runner
 
 import (
 	"bytes"
+	"context"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/direct-oci/engine/integration/testenv"
 )
@@ -33,7 +36,75 @@ func TestCanaries(t *testing.T) {
 			t.Fatalf("%s", call)
 		}
 		b.search(t, "afterwards")
+		b.searchHost(t, log)
 	})
+}
+
+// TestCanariesOfACrash lets a program with secrets die in a way that leaves a core
+// where one is allowed.
+func TestCanariesOfACrash(t *testing.T) {
+	eachRuntime(t, func(t *testing.T, b *bed) {
+		spec := b.spec(`ulimit -c unlimited 2>/dev/null; test -n "$TOKEN" && test -s "$KEY" && kill -SEGV $$`, `,"secrets":["TOKEN","KEY"]`)
+		log, err := os.Create(b.path("log"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer log.Close()
+		call := b.governed(1, "call", "shop", "workload.execute", "@"+spec, "--approval", b.approve("workload.execute", spec))
+		if !strings.Contains(call.Stdout, `"signal":"SIGSEGV"`) {
+			t.Fatalf("%s\nwant it dead of SIGSEGV", call)
+		}
+		b.search(t, "after a crash")
+		b.searchHost(t, log)
+	})
+}
+
+// searchHost looks where a host keeps what programs leave behind, in files that have
+// changed since one was made: images and what was unpacked of them, logs, cores, and the
+// journal where there is one.
+func (b *bed) searchHost(t *testing.T, since *os.File) {
+	t.Helper()
+	began, err := since.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pattern, err := os.ReadFile("/proc/sys/kernel/core_pattern")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dirs := []string{b.path("state"), b.path("run"), "/var/log", "/var/crash", "/var/lib/systemd/coredump"}
+	if core := strings.TrimSpace(string(pattern)); strings.HasPrefix(core, "/") {
+		dirs = append(dirs, filepath.Dir(core))
+	}
+	for _, dir := range dirs {
+		filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !d.Type().IsRegular() {
+				return nil // none of its kind here, or it comes and goes
+			}
+			info, err := d.Info()
+			if err != nil || info.Size() > 256<<20 || !strings.HasPrefix(path, b.dir) && info.ModTime().Before(began.ModTime().Add(-time.Minute)) {
+				return nil
+			}
+			if data, err := os.ReadFile(path); err == nil && hit(data) {
+				t.Errorf("a secret is in %s", path)
+			}
+			return nil
+		})
+	}
+	journal, err := exec.LookPath("journalctl")
+	if err != nil {
+		t.Log("there is no journal here")
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), testenv.Patience)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, journal, "--no-pager", "-o", "export", "--since", began.ModTime().Add(-time.Minute).Format("2006-01-02 15:04:05")).Output()
+	if err != nil {
+		t.Logf("the journal cannot be read: %v", err)
+	}
+	if hit(out) {
+		t.Error("a secret is in the journal")
+	}
 }
 
 // TestConfigInTheEnvironment gives the whole config, secrets included, in one

@@ -1,7 +1,9 @@
 package runner
 
 import (
+	"crypto/sha256"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -60,6 +62,17 @@ grep -c canary $KEY
 		public := b.path("state/receipts/key.pub")
 		if r := b.engine(0, "verify", b.path("receipt.json"), "--key", public, "--json").Stdout; !strings.Contains(r, `"approver":"alice"`) || !strings.Contains(r, digest) {
 			t.Errorf("the receipt says %s", r)
+		}
+		program := map[string]string{"embedded": "engine-monitor"}[b.runtime]
+		if program == "" {
+			program = b.runtime
+		}
+		data, err := os.ReadFile(testenv.Binary(t, program))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := b.engine(0, "verify", b.path("receipt.json"), "--key", public, "--json").Stdout; !strings.Contains(r, fmt.Sprintf(`"sha256":"%x"`, sha256.Sum256(data))) {
+			t.Errorf("the receipt has not the hash of %s: %s", program, r)
 		}
 		b.governed(0, "audit", "verify", "--receipt", b.path("receipt.json"))
 		if review := b.governed(0, "approve", "shop", "workload.execute", "@"+spec).Stdout; !strings.Contains(review, "3 of 3 files are as they were approved") {
