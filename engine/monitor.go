@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -200,6 +201,9 @@ func (sb *sandbox) isolate() error {
 	return nil
 }
 
+// killAgain is when a run that was told to end and has not is told again.
+const killAgain = 200 * time.Millisecond
+
 // Kill ends a run with reason cancelled and returns when its result is on record,
 // or ctx has ended. It returns an *Error of kind not_found, or of kind not_running
 // when the run has ended already.
@@ -215,10 +219,19 @@ func (h Host) Kill(ctx context.Context, id string) error {
 		}
 		return Refused("not_running", "cannot kill run=%s: it has ended (%s)", rec.ID, rec.reason())
 	}
-	if err := h.reach(rec.ID, "cancel"); err != nil {
-		return Failed("no_monitor", "cannot reach the monitor of run=%s: %w", rec.ID, err)
+	for {
+		if err := h.reach(rec.ID, "cancel"); err != nil {
+			return Failed("no_monitor", "cannot reach the monitor of run=%s: %w", rec.ID, err)
+		}
+		// A monitor that has only just begun has no fifo yet, and is told again.
+		try, cancel := context.WithTimeout(ctx, killAgain)
+		err := h.awaitResult(try, rec.ID)
+		over := try.Err() == nil || ctx.Err() != nil
+		cancel()
+		if err == nil || over {
+			return err
+		}
 	}
-	return h.awaitResult(ctx, rec.ID)
 }
 
 // reach sends one line to the monitor of the run. A monitor that is gone, or that has

@@ -98,18 +98,9 @@ func (h Host) Start(ctx context.Context, req Request, secrets []Secret, stdio St
 	if err := ctx.Err(); err != nil {
 		return nil, Refused("cancelled", "cannot start a run: %w", err)
 	}
-	if os.Geteuid() != 0 {
-		return nil, Failed("not_root", "cannot start a run as uid=%d: the engine needs root", os.Geteuid()).WithFix("run it with sudo")
-	}
-	h, err := h.resolved()
+	h, err := h.ready()
 	if err != nil {
 		return nil, err
-	}
-	if err := h.prepare(); err != nil {
-		return nil, err
-	}
-	if err := errors.Join(h.reachable(), h.admit()); err != nil {
-		return nil, AsError(err)
 	}
 	if req, err = req.settle(h); err != nil {
 		return nil, err

@@ -1,8 +1,8 @@
 // Engine-monitor watches over one run from its intent to the last trace of it. It
 // is started by the engine package, on inherited descriptors, and never by hand; see
-// engine.Monitor. It is a program of its own because libcontainer starts its own
-// program again as the container's init: what is linked here is loaded twice for
-// every run, so it stays small.
+// engine.Monitor. By hand it tells its version and nothing else. It is a program of its
+// own because libcontainer starts its own program again as the container's init: what is
+// linked here is loaded twice for every run, so it stays small.
 package main
 
 import (
@@ -17,6 +17,10 @@ import (
 func main() {
 	if inproc.IsInit() {
 		inproc.Init()
+	}
+	if len(os.Args) == 2 && os.Args[1] == "--version" {
+		os.Stdout.WriteString(engine.Version + "\n")
+		return
 	}
 	os.Exit(engine.Monitor(linked))
 }
