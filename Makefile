@@ -24,7 +24,7 @@ RUNSC_VERSION = $(shell sed -n 's/.*gvisor.dev\/gvisor v[0-9.]*-\([0-9]\{8\}\)[0
 # Where the tests meet the kernel: these run in the test machine.
 VM_TESTS ?= ./cgroups ./rootfs ./integration
 # More of them, in a second machine beside the first: each keeps one processor busy.
-VM_TESTS_BESIDE ?= ./integration/testenv ./integration/sessions ./service ./integration/runner ./integration/guest ./integration/network ./integration/faults
+VM_TESTS_BESIDE ?= ./integration/testenv ./integration/sessions ./service ./integration/runner ./integration/guest ./integration/network ./integration/faults ./integration/service
 VM := build/vm/vm
 LINT := build/lint
 

@@ -195,7 +195,7 @@ func readAll(res *http.Response) ([]byte, error) {
 		return nil, err
 	}
 	if len(data) > maxReply {
-		return nil, &Error{Class: wire.ClassEngine, Kind: "too_large", Message: "cannot read an answer of this size", Status: res.StatusCode}
+		return nil, &Error{Class: wire.ClassEngine, Kind: "bad_answer", Message: "cannot read an answer of this size", Status: res.StatusCode}
 	}
 	if res.StatusCode >= 400 {
 		return data, failureOf(res, data)

@@ -22,6 +22,7 @@ type Result struct {
 	Unenforced      []string     `json:"unenforced"`
 	Runtime         RuntimeInfo  `json:"runtime"`
 	Image           ImageInfo    `json:"image"`
+	Layers          []LayerInfo  `json:"layers"`
 	Network         NetworkInfo  `json:"network"`
 	Changes         []FileChange `json:"changes"`
 	Digest          *string      `json:"digest"`
@@ -69,14 +70,21 @@ type ResultLimits struct {
 
 // RuntimeInfo names the OCI runtime.
 type RuntimeInfo struct {
-	Name    string `json:"name"`
-	Version string `json:"version"`
+	Name    string  `json:"name"`
+	Version string  `json:"version"`
+	SHA256  *string `json:"sha256"`
 }
 
 // ImageInfo names the file system the run started from.
 type ImageInfo struct {
 	Ref    string  `json:"ref"`
 	Digest *string `json:"digest"`
+}
+
+// LayerInfo names what lay over the image.
+type LayerInfo struct {
+	Name   string `json:"name"`
+	Digest string `json:"digest"`
 }
 
 // NetworkInfo is what was granted, and what became of what was tried.

@@ -8,7 +8,7 @@ type RunRequest struct {
 	ID      string            `json:"id,omitempty" doc:"16 lower-case letters and digits; chosen if it is not given"`
 	Image   string            `json:"image,omitempty" doc:"name of an image in the store; exactly one of image and rootfs"`
 	Rootfs  string            `json:"rootfs,omitempty" doc:"absolute path of a directory on the host; for admin alone"`
-	Runtime string            `json:"runtime,omitempty" doc:"auto (default), embedded, runc, crun or runsc"`
+	Runtime string            `json:"runtime,omitempty" doc:"auto (default), direct, embedded, runc, crun or runsc"`
 	Command []string          `json:"command,omitempty" doc:"argv; empty: the image's own"`
 	Env     map[string]string `json:"env,omitempty"`
 	Workdir string            `json:"workdir,omitempty" doc:"absolute path inside; empty: the image's, or /workload"`

@@ -41,7 +41,7 @@ func (a *app) configCommand() *cobra.Command {
 			return a.Print(string(text) + "\n")
 		},
 	}
-	return cli.Group("config", "the runner's config", check, schema)
+	return cli.Group("config", "the runner's config", check, schema, a.tokenCommand())
 }
 
 func (a *app) checkConfig(ctx context.Context, args []string, readSecrets bool) error {

@@ -23,6 +23,7 @@ var handedOver = []struct{ name, short string }{
 	{"audit", "check the log of everything that was asked for, decided and done"},
 	{"action", "make, check and test capabilities of your own"},
 	{"config", "check the governed runner's config, or print its schema"},
+	{"serve", "the service: an API to start and follow runs, for programs"},
 	{"digest", "print the digest of a workload spec"},
 }
 

@@ -47,6 +47,9 @@ func (c *Config) check() []Problem {
 	if c.ControlPlane != nil {
 		k.secrets("controlPlane", map[string]secret.Source{"signingSecret": c.ControlPlane.SigningSecret})
 	}
+	if c.Service != nil {
+		k.service(*c.Service)
+	}
 	for key, dir := range map[string]string{"stateDir": c.StateDir, "runDir": c.RunDir} {
 		if dir != "" && !filepath.IsAbs(dir) {
 			k.bad(key, "is not an absolute path", "")

@@ -28,6 +28,7 @@ type Config struct {
 	Projects     map[string]Project       `json:"projects" doc:"projects, by slug"`
 	Sandbox      *Sandbox                 `json:"sandbox" doc:"how programs are run; without it there is no workload.execute and no action"`
 	ControlPlane *ControlPlane            `json:"controlPlane" doc:"the service that may call this runner"`
+	Service      *Service                 `json:"service" doc:"how engine serve listens, and to whom"`
 
 	lines map[string]int // of every key, by its path
 }

@@ -62,6 +62,21 @@ sandbox:
     keepDays: 7
   egress:
     allow: [api.example.com:443, 192.0.2.0/24:5432]
+service:
+  socket: /run/engine/other.sock
+  access:
+    - {user: build, allow: run, tenant: shop}
+    - {group: "4", allow: read}
+  tcp:
+    listen: 127.0.0.1:7443
+    certificate: /etc/engine/tls.crt
+    key: /etc/engine/tls.key
+    clientCA: /etc/engine/ca.crt
+    clients: {panel: {allow: read}}
+    tokens:
+      ci: {sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08, allow: run, tenant: shop}
+  limits: {cpus: 2, memoryMb: 1024}
+  egress: {internet: true}
 controlPlane: {url: "https://control.example.com", identity: r1, signingSecret: hunter2-signing}
 `
 
@@ -179,6 +194,12 @@ func TestProblems(t *testing.T) {
 		{"no YAML", "a: [", "line 1: it is neither YAML nor JSON", ""},
 		{"nothing", " \n", "is empty", ""},
 		{"two documents", "development: true\n---\ndevelopment: false\n", "want one document", ""},
+		{"an unknown class", "service: {access: [{user: a, allow: reed}]}", "service.access[0].allow is none of", "did you mean read?"},
+		{"access for nobody", "service: {access: [{allow: read}]}", "service.access[0] names nobody", "a user"},
+		{"a token in the clear", "service: {tcp: {listen: ':1', certificate: /c, key: /k, tokens: {ci: {sha256: secret, allow: run}}}}", "service.tcp.tokens.ci.sha256 is not 64", "engine config token"},
+		{"clients without a CA", "service: {tcp: {listen: ':1', certificate: /c, key: /k, clients: {ci: {allow: run}}}}", "needs clientCA", ""},
+		{"an address without TLS", "service: {tcp: {listen: ':1'}}", "service.tcp.certificate is missing", ""},
+		{"a mistyped key of the service", "service: {sokcet: /x}", "service.sokcet is no key", "did you mean socket?"},
 		{"all at once", "developmnt: true\nstateDir: 5\n", "line 2: stateDir", "did you mean development?"},
 	}
 	for _, tt := range tests {
@@ -249,14 +270,26 @@ func TestReloadKeepsWhatWorks(t *testing.T) {
 		}
 	}
 	write("projects: {one: {}}")
-	l, err := NewLive(path, ed25519.NewKeyFromSeed(bytes.Repeat([]byte{1}, 32)), "")
+	read := func() (Config, error) { return Load(path) }
+	c, err := read()
 	if err != nil {
 		t.Fatal(err)
 	}
+	accept := func(c Config) error {
+		if _, ok := c.Projects["unwelcome"]; ok {
+			return errors.New("not this one")
+		}
+		return nil
+	}
+	l := NewLive(c, read, accept, ed25519.NewKeyFromSeed(bytes.Repeat([]byte{1}, 32)), "")
 	first := l.Runner()
 	write("projects: {one: {}, two: {bad: 1}}")
 	if err := l.Reload(); err == nil || l.Runner() != first {
 		t.Errorf("a bad config: error = %v, and the old one is gone", err)
+	}
+	write("projects: {unwelcome: {}}")
+	if err := l.Reload(); err == nil || l.Runner() != first {
+		t.Errorf("a config that is not accepted: error = %v, and the old one is gone", err)
 	}
 	write("projects: {two: {}}")
 	if err := l.Reload(); err != nil {
@@ -308,6 +341,7 @@ func FuzzParse(f *testing.F) {
 		c, err := Parse("test", data)
 		if err == nil {
 			c.Runner(nil, "")
+			c.Serve()
 		}
 	})
 }

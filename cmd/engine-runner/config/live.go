@@ -7,33 +7,45 @@ import (
 	"github.com/direct-oci/engine/capability"
 )
 
-// Live is the runner of a config that may change while calls are under way.
+// Live is a config that may change while calls are under way, and the runner of it.
 type Live struct {
-	path        string // as for Load
+	read        func() (Config, error)
+	accept      func(Config) error
 	receipts    ed25519.PrivateKey
 	credentials string
-	now         atomic.Pointer[capability.Runner]
+	now         atomic.Pointer[current]
 }
 
-// NewLive reads the config for the first time.
-func NewLive(path string, receipts ed25519.PrivateKey, credentials string) (*Live, error) {
-	l := &Live{path: path, receipts: receipts, credentials: credentials}
-	return l, l.Reload()
+type current struct {
+	config Config
+	runner *capability.Runner
 }
 
-// Runner is the runner of the config that was read last. A call ends with the one it
-// began with.
-func (l *Live) Runner() *capability.Runner { return l.now.Load() }
+// NewLive begins with a config that was read already. read reads it again. accept puts
+// what else depends on it into force, or is why that cannot be.
+func NewLive(c Config, read func() (Config, error), accept func(Config) error, receipts ed25519.PrivateKey, credentials string) *Live {
+	l := &Live{read: read, accept: accept, receipts: receipts, credentials: credentials}
+	l.now.Store(l.make(c))
+	return l
+}
 
-// Reload reads the config again. One that is wrong changes nothing and is an *Error.
+func (l *Live) make(c Config) *current { return &current{c, c.Runner(l.receipts, l.credentials)} }
+
+// Config is the one that is in force.
+func (l *Live) Config() Config { return l.now.Load().config }
+
+// Runner is the runner of the config in force. A call ends with the one it began with.
+func (l *Live) Runner() *capability.Runner { return l.now.Load().runner }
+
+// Reload reads the config again. One that is wrong, or not accepted, changes nothing.
 // Connections of the config before are closed once their last call has ended.
 func (l *Live) Reload() error {
-	c, err := Load(l.path)
+	c, err := l.read()
 	if err != nil {
 		return err
 	}
-	if before := l.now.Swap(c.Runner(l.receipts, l.credentials)); before != nil {
-		return before.Close()
+	if err := l.accept(c); err != nil {
+		return err
 	}
-	return nil
+	return l.now.Swap(l.make(c)).runner.Close()
 }

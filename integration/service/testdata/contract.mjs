@@ -1,0 +1,71 @@
+// Goes through the API by the TypeScript client. The test's own program kills the service
+// whenever this one says "kill".
+import assert from "node:assert/strict";
+import { createHash } from "node:crypto";
+import { pathToFileURL } from "node:url";
+
+const [client, socketPath] = process.argv.slice(2);
+const { Engine, EngineError } = await import(pathToFileURL(client));
+const engine = new Engine({ socketPath });
+
+const version = await engine.version();
+assert.equal(version.api, "v1");
+assert.equal(version.caller.class, "admin");
+assert.ok((await engine.health()).ok);
+assert.ok((await engine.ready()).ok);
+
+await assert.rejects(engine.startRun({ image: "box", comand: ["x"] }), (err) => {
+  assert.ok(err instanceof EngineError);
+  assert.deepEqual([err.kind, err.status, err.class], ["bad_body", 400, "request"]);
+  assert.match(err.fix, /did you mean command/);
+  return true;
+});
+await assert.rejects(engine.run("aaaaaaaaaaaaaaaa"), { kind: "not_found" });
+
+const script = `i=0; while [ $i -lt 2000 ]; do echo "line $i of the stream"; i=$((i+1)); [ $((i % 40)) = 0 ] && sleep 0.05; done; echo end >&2`;
+let run = await engine.startRun({ image: "box", runtime: "embedded", command: ["sh", "-c", script], labels: { from: "typescript" } });
+const want = createHash("sha256");
+for (let i = 0; i < 2000; i++) want.update(`line ${i} of the stream\n`);
+const got = createHash("sha256");
+let kills = 0;
+let bytes = 0;
+for await (const piece of engine.followRun(run.id)) {
+  if (piece.stream !== "stdout" || piece.kind !== "data") continue;
+  got.update(piece.bytes);
+  bytes += piece.bytes.length;
+  if (kills < 2 && bytes > (kills + 1) * 10_000) {
+    kills++;
+    console.log("kill");
+  }
+}
+assert.equal(kills, 2);
+assert.equal(got.digest("hex"), want.digest("hex"));
+run = await engine.waitRun(run.id);
+assert.equal(run.result.exitCode, 0);
+assert.equal(run.result.stderr, "end\n");
+assert.equal((await engine.runs({ label: "from=typescript" })).runs.length, 1);
+assert.ok((await engine.runOutput(run.id)).done);
+await engine.deleteRun(run.id);
+await engine.deleteRun(run.id);
+
+run = await engine.startRun({ image: "box", runtime: "embedded", command: ["sleep", "100"] });
+assert.equal((await engine.killRun(run.id)).result.reason, "cancelled");
+
+const job = { approveLocally: true, args: { files: [{ path: "main.sh", contents: "echo on the way >&2; echo there" }], entrypoint: "main.sh" } };
+const lines = [];
+const reply = await engine.call("shop", "workload.execute", job, { onProgress: (line) => lines.push(line) });
+assert.equal(reply.output.stdout, "there\n");
+assert.ok(lines.includes("on the way"), lines.join("\n"));
+assert.ok(reply.receipt.signature.length > 0);
+await assert.rejects(engine.call("shop", "workload.execute", { args: {} }, { onProgress() {} }), (err) => err.kind === "bad_arguments" && err.violations.length > 0);
+assert.ok((await engine.capabilities("shop")).capabilities.some((c) => c.name === "workload.execute"));
+assert.equal((await engine.image("box")).name, (await engine.images()).images[0].name);
+
+assert.equal((await engine.setDraining(true)).draining, true);
+assert.equal((await engine.ready()).ok, false);
+await assert.rejects(engine.startRun({ image: "box", command: ["true"] }), { kind: "draining" });
+assert.equal((await engine.setDraining(false)).draining, false);
+assert.ok(Array.isArray((await engine.collect({ dryRun: true })).actions));
+
+engine.close();
+console.log("done");
