@@ -294,6 +294,42 @@ func TestKilledSenders(t *testing.T) {
 	w.wantNothingLeft(t, m)
 }
 
+// TestOutputIsToldOnceAcrossManagers has a program go on while Managers come and go.
+func TestOutputIsToldOnceAcrossManagers(t *testing.T) {
+	w, h := hooked(t)
+	m := w.manager(t)
+	sb := mustCreate(t, m, h.spec("work"))
+	w.onExec = func(engine.Exec) []piece { return nil }
+	if _, err := m.Exec(t.Context(), "work", engine.Exec{ID: "x", Command: []string{"x"}}); err != nil {
+		t.Fatal(err)
+	}
+	// The same program, as if it still ran and wrote.
+	rec := engine.ExecRecord{ID: "slow", Started: time.Now()}
+	put(w.run(sb.ID, "exec", "slow.rec"), rec)
+	out, err := journal.CreateOutput(w.ExecOutputPath(sb.ID, "slow"), 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		if err := out.Append(journal.Stdout, fmt.Appendf(nil, "part%d", i)); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the part is told", func() bool { return strings.Contains(h.said(sb.ID), fmt.Sprint("part", i)) })
+		m.Close()
+		m = w.manager(t)
+	}
+	if err := out.Close(false); err != nil {
+		t.Fatal(err)
+	}
+	rec.Result = &engine.ExecResult{Reason: engine.ReasonExited}
+	put(w.run(sb.ID, "exec", "slow.rec"), rec)
+	until(t, "its exit is told", func() bool { return strings.HasSuffix(h.said(sb.ID), "exec.exit slow") })
+	if n := strings.Count(h.said(sb.ID), "part"); n != 3 {
+		t.Errorf("parts were told %d times, want 3:\n%s", n, h.said(sb.ID))
+	}
+	h.check(t)
+}
+
 // TestMarksOfForgottenProgramsGo keeps a long-lived outbox from remembering every
 // program that ever ran. One that was forgotten before its exit was seen has an exit.
 func TestMarksOfForgottenProgramsGo(t *testing.T) {

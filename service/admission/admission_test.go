@@ -100,6 +100,21 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
+func TestQuotaCountsThoseThatWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Config{Total: Limits{Sandboxes: 1}, Default: Tenant{Limits: Limits{Sandboxes: 2}}})
+		mustHold(t, g, "held", "a", one)
+		go g.Hold(t.Context(), "waits", "a", one)
+		synctest.Wait()
+		if err := g.Hold(t.Context(), "third", "a", one); kindOf(err) != "quota" {
+			t.Errorf("Hold of a third where two are allowed = %v", err)
+		}
+		g.Release("held")
+		synctest.Wait()
+		check(t, g)
+	})
+}
+
 func TestDrainingRefusesNewWorkAndLetsTheQueueFinish(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := New(Config{Total: Limits{Sandboxes: 1}})

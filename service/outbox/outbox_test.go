@@ -138,6 +138,31 @@ func TestDamageEndsTheBoxThere(t *testing.T) {
 	}
 }
 
+// TestNothingBehindDamageComesBack writes over a damaged record one of the same length:
+// what stood behind it must not follow.
+func TestNothingBehindDamageComesBack(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "box")
+	b := open(t, path)
+	for i := range 3 {
+		appendOne(t, b, fmt.Sprint("message", i), "", "")
+	}
+	b.Close()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[headBytes] ^= 1
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b = open(t, path)
+	appendOne(t, b, "message9", "", "")
+	b.Close()
+	if got := fmt.Sprint(drain(t, open(t, path))); got != "[1:message9]" {
+		t.Errorf("there is %s, want the one that was written last", got)
+	}
+}
+
 func TestFullBoxes(t *testing.T) {
 	b, err := Open(filepath.Join(t.TempDir(), "box"), 10)
 	if err != nil {
