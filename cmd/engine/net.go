@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"strconv"
 
 	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/engine"
@@ -52,6 +53,24 @@ func addNetworkFlags(flags *pflag.FlagSet, policy *egress.Policy) {
 		policy.CIDRs = append(policy.CIDRs, rule)
 		return grant()
 	}}, "allow-cidr", "addresses to reach, the port may be *; repeatable")
+	l := &policy.Limits
+	countFlag(flags, &l.Connections, "egress-connections", "connections open at once (default 256)")
+	countFlag(flags, &l.PerSecond, "egress-rate", "new connections a second (default 1000)")
+	sizeFlag(flags, &l.SendBytes, "egress-send", "", "what it may send in all, after which connections are cut (default off)")
+	sizeFlag(flags, &l.ReceiveBytes, "egress-receive", "", "what it may receive in all, likewise (default off)")
+}
+
+// countFlag defines a flag of a number that is at least 1, whose zero is the default.
+func countFlag(flags *pflag.FlagSet, p *int, name, usage string) {
+	flags.Var(&value{typ: "NUMBER", set: func(text string) error {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			return engine.Refused("bad_limit", "cannot accept --%s=%q: want a number from 1", name, text).
+				WithFix("leave the flag out for the default")
+		}
+		*p = n
+		return nil
+	}}, name, usage)
 }
 
 func (a *app) netCommand() *cobra.Command {
