@@ -246,13 +246,24 @@ func (i *Installer) layer(ctx context.Context, ask Ask, s dependency.Set, at, na
 		return image.Image{}, nil, engine.Failed("no_layer", "cannot use the layer of %s dependencies: %w", s.Kind, err)
 	}
 	err = store.Touch(name)
-	if err == nil {
-		_, err = store.Trim(time.Now().Add(-i.KeepFor), i.KeepBytes)
+	if done.Fetched {
+		err = errors.Join(err, i.tidy())
 	}
 	if err != nil {
 		ask.Log("warning: cannot tidy up the layers of dependencies: " + err.Error())
 	}
 	return img, hold, nil
+}
+
+// tidy removes what nobody has used for long from all stores, also from those of
+// projects that are gone.
+func (i *Installer) tidy() error {
+	stores, err := i.Profile.Host.LayerStores()
+	for _, at := range stores {
+		_, e := image.Store{Dir: i.Profile.Host.LayerStore(at)}.Trim(time.Now().Add(-i.KeepFor), i.KeepBytes)
+		err = errors.Join(err, e)
+	}
+	return err
 }
 
 func open(store image.Store, name string) (image.Image, *os.File, error) {

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/direct-oci/engine/integration/testenv"
 )
@@ -333,6 +334,39 @@ func TestSharedDependencies(t *testing.T) {
 		if o, call := i.callFor(0, tt.project, i.job(tt.more, files)); o.Stdout != "this is a\n" || o.Dependencies[0].Fetched != tt.fetched {
 			t.Errorf("%s\nwant fetched = %v", call, tt.fetched)
 		}
+	}
+}
+
+// TestDependenciesAreTidiedUp proves that what nobody uses goes when something is
+// installed, from the stores of all projects.
+func TestDependenciesAreTidiedUp(t *testing.T) {
+	i := newInstalling(t, "embedded", "    keepDays: 2\n")
+	r := i.registry
+	r.pack("a", map[string]string{"index.js": "this is a\n"})
+	r.pack("b", map[string]string{"index.js": "this is b\n"})
+	job := func(name string) string {
+		return i.job("", map[string]string{"main.sh": "cat /node_modules/*/index.js", "package.json": manifest(name), "package-lock.json": r.lock(r.url, name)})
+	}
+	i.callFor(0, "shop", job("a"))
+	i.callFor(0, "other", job("a"))
+	i.callFor(0, "other", job("b"))
+	names, err := filepath.Glob(i.path("state/deps/project-*/npm-*"))
+	if err != nil || len(names) != 3 {
+		t.Fatalf("layers: %q, %v", names, err)
+	}
+	long := time.Now().Add(-50 * time.Hour)
+	for _, name := range names {
+		if err := os.Chtimes(name, long, long); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if o, call := i.callFor(0, "other", job("b")); o.Dependencies[0].Fetched {
+		t.Errorf("%s\nwant it to be there still", call)
+	}
+	i.callFor(0, "shop", job("b"))
+	left, err := filepath.Glob(i.path("state/deps/project-*/npm-*"))
+	if err != nil || len(left) != 2 {
+		t.Errorf("left are %q of %q, %v: want b in both stores", left, names, err)
 	}
 }
 
