@@ -45,7 +45,7 @@ type pending struct {
 func NewFiles(rw io.ReadWriteCloser) *Files {
 	f := &Files{
 		rw: rw, ready: make(chan struct{}), gone: make(chan struct{}), out: make(chan []byte), slots: make(chan struct{}, maxWaiting),
-		waiting: map[uint32]*pending{}, watches: watches{of: map[uint32]map[*Watcher]string{}},
+		waiting: map[uint32]*pending{}, watches: watches{live: map[*Watcher]bool{}, of: map[uint32]map[*Watcher]string{}},
 	}
 	go f.read()
 	go f.write()

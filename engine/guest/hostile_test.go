@@ -48,15 +48,47 @@ func stat(mode uint32, size uint64) []byte {
 	return b
 }
 
-// played is a guest that says what is given, whatever it is asked, and reads on.
+// played is a guest that says what is given: first whatever is its hello, then one answer
+// for each request, and news as they come.
 func played(t *testing.T, words ...[]byte) *Files {
 	t.Helper()
 	ours, theirs := net.Pipe()
 	f := NewFiles(ours)
-	go io.Copy(io.Discard, theirs)
-	go theirs.Write(bytes.Join(words, nil))
+	go func() {
+		for i, w := range words {
+			if i > 0 {
+				play(theirs, w)
+			} else if _, err := theirs.Write(w); err != nil {
+				return
+			}
+		}
+		io.Copy(io.Discard, theirs)
+	}()
 	t.Cleanup(func() { f.Close(); theirs.Close() })
 	return f
+}
+
+// play says words, of which each answer waits for a request.
+func play(conn net.Conn, words []byte) {
+	for len(words) > 0 {
+		size := len(words)
+		if size >= headerSize {
+			size = min(size, headerSize+int(binary.LittleEndian.Uint32(words)))
+		}
+		if size <= 8 || words[8] != kindEvent {
+			header := make([]byte, headerSize)
+			if _, err := io.ReadFull(conn, header); err != nil {
+				return
+			}
+			if _, err := io.CopyN(io.Discard, conn, int64(binary.LittleEndian.Uint32(header))); err != nil {
+				return
+			}
+		}
+		if _, err := conn.Write(words[:size]); err != nil {
+			return
+		}
+		words = words[size:]
+	}
 }
 
 // TestHostileGuest wants the end of the conversation after the first wrong word.
@@ -174,14 +206,18 @@ func FuzzAnswers(f *testing.F) {
 	f.Add(byte(1), says(1, kindDone, 1, page(entry("a", syscall.S_IFREG))...))
 	f.Add(byte(2), append(says(1, kindDone, 1, stat(syscall.S_IFREG, 5)...), says(2, kindDone, 0, 'h', 'i')...))
 	f.Add(byte(3), append(says(1, kindDone, 3), says(0, kindEvent, 3, append(make([]byte, 8), "name"...)...)...))
+	f.Add(byte(3), append(says(1, kindDone, 3), says(0, kindEvent, 3, 0, 0x80, 0, 0, 0, 0, 0, 0)...)) // the watch is gone
 	f.Add(byte(4), append(says(1, kindDone, 1, stat(syscall.S_IFDIR, 5)...), says(2, kindDone, 0, page(entry("d", syscall.S_IFDIR))...)...))
 	f.Add(byte(5), says(1, kindError, 2))
 	f.Fuzz(func(t *testing.T, which byte, words []byte) {
 		ours, theirs := net.Pipe()
 		files := NewFiles(ours)
 		defer files.Close()
-		go io.Copy(io.Discard, theirs)
-		go func() { theirs.Write(append(hello(), words...)); theirs.Close() }()
+		go func() {
+			theirs.Write(hello())
+			play(theirs, words)
+			theirs.Close()
+		}()
 		ctx, cancel := context.WithTimeout(t.Context(), bound)
 		defer cancel()
 		switch which % 6 {

@@ -77,6 +77,7 @@ type change struct {
 // keeps two from adding and removing the same directory at the same time.
 type watches struct {
 	busy    sync.Mutex
+	live    map[*Watcher]bool // that have begun, and not ended
 	of      map[uint32]map[*Watcher]string
 	highest uint32 // ever given
 }
@@ -155,6 +156,7 @@ func (s *watches) register(watch uint32, w *Watcher, dir string) error {
 	if w.closed {
 		return nil
 	}
+	s.live[w] = true
 	if len(w.paths) >= maxWatched {
 		w.lose()
 		return nil
@@ -246,26 +248,23 @@ func (w *Watcher) shut(reason error) {
 		return
 	}
 	w.closed, w.err = true, reason
+	delete(w.files.watches.live, w)
 	close(w.events)
 	close(w.stopped)
 }
 
-// end ends all watchers, with the conversation.
+// end ends all watchers, with the conversation. Preconditions: files.mu is held.
 func (s *watches) end(reason error) {
-	for _, watchers := range s.of {
-		for w := range watchers {
-			w.shut(reason)
-		}
+	for w := range s.live {
+		w.shut(reason)
 	}
 }
 
 // deliver hands out one piece of news. It never waits.
 func (s *watches) deliver(a answer) error {
 	if a.value == lost {
-		for _, watchers := range s.of {
-			for w := range watchers {
-				w.lose()
-			}
+		for w := range s.live {
+			w.lose()
 		}
 		return nil
 	}
