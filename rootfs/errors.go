@@ -24,7 +24,7 @@ func (e *UnsupportedError) Remedy() string { return e.Fix }
 // PathError reports a path that cannot be used as what it was given for.
 type PathError struct {
 	Verb   string // "use"
-	Object string // "lower", "run-dir", "target", "init", "guest"
+	Object string // "lower", "run-dir", "target", "init", "guest", "source", "path"
 	Path   string
 	Why    string
 	Fix    string // empty when no cure is known

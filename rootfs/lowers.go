@@ -64,7 +64,7 @@ func (d *openDirs) openLowers(runDir string, lowers []string) error {
 	for _, id := range above {
 		held[id] = true
 	}
-	lower := map[inode]string{}
+	lower, first := map[inode]string{}, len(*d)
 	for _, path := range lowers {
 		if err := d.open("lower", path); err != nil {
 			return err
@@ -82,7 +82,7 @@ func (d *openDirs) openLowers(runDir string, lowers []string) error {
 		lower[id] = path
 	}
 	apart := map[inode]bool{} // directories whose way up is known to meet neither
-	for _, dir := range (*d)[1:] {
+	for _, dir := range (*d)[first:] {
 		if err := dir.checkAbove(self, runDir, lower, apart); err != nil {
 			return err
 		}

@@ -50,11 +50,25 @@ const (
 // An error leaves nothing mounted. Calling it twice stacks two mounts; Unmount
 // removes both.
 func Mount(layer string, lowers []string, target string) error {
-	if len(lowers) == 0 || len(lowers) > maxLowers {
-		return fmt.Errorf("cannot mount target=%s: %d lower directories, between 1 and %d are possible", target, len(lowers), maxLowers)
+	return MountWith("", layer, lowers, target)
+}
+
+// MountWith is Mount with a directory of MountPoints on top, if it is not empty.
+func MountWith(points, layer string, lowers []string, target string) error {
+	most := maxLowers
+	if points != "" {
+		most--
+	}
+	if len(lowers) == 0 || len(lowers) > most {
+		return fmt.Errorf("cannot mount target=%s: %d lower directories, between 1 and %d are possible", target, len(lowers), most)
 	}
 	var dirs openDirs
 	defer dirs.close()
+	if points != "" {
+		if err := dirs.open("points", points); err != nil {
+			return err
+		}
+	}
 	if err := dirs.open("layer", layer); err != nil {
 		return err
 	}
