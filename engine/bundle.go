@@ -51,7 +51,12 @@ func (h Host) Bundle(ctx context.Context, req Request, dir string) error {
 	if err != nil {
 		return Failed("no_sandbox", "%w", err)
 	}
-	spec, err := oci.Render("bundle", bundleIntent(req))
+	in := bundleIntent(req)
+	var points []string
+	if in.Mounts, points, err = req.bundleMounts(h); err != nil {
+		return err
+	}
+	spec, err := oci.Render("bundle", in)
 	if err != nil {
 		return Failed("no_bundle", "cannot render the bundle: %w", err)
 	}
@@ -65,6 +70,10 @@ func (h Host) Bundle(ctx context.Context, req Request, dir string) error {
 	}
 	if err := copyMerged(ctx, layer, img.lowers, dir); err != nil {
 		return Failed("no_bundle", "cannot copy the root into bundle=%s: %w", dir, err)
+	}
+	root := filepath.Join(dir, "rootfs")
+	if _, err := rootfs.MountPoints(root, root, points); err != nil {
+		return Refused("bad_mount", "%w", err)
 	}
 	if err := oci.WriteBundle(dir, spec); err != nil {
 		return Failed("no_bundle", "%w", err)

@@ -140,6 +140,7 @@ func (sb *sandbox) intent() oci.Intent {
 		_, files := secretEnv([]Secret{s})
 		in.SecretFiles = in.SecretFiles || len(files) > 0
 	}
+	in.Mounts = sb.mounts
 	for _, b := range sb.binds {
 		in.Binds = append(in.Binds, oci.Bind{Source: b.Source, Destination: b.Destination})
 	}

@@ -33,6 +33,9 @@ type Request struct {
 	Tmpfs    []Tmpfs           `json:"tmpfs,omitempty"`   // further writable directories; only a bundle asks for them
 	Rlimits  []Rlimit          `json:"rlimits,omitempty"` // lower than the engine's own; only a bundle asks for them
 
+	// Mounts are directories of the host, shown inside.
+	Mounts []Mount `json:"mounts,omitempty"`
+
 	// Terminals gives the sandbox pseudo-terminals of its own, for programs that make some.
 	Terminals bool `json:"terminals,omitempty"`
 
@@ -71,6 +74,23 @@ type Limits struct {
 type Tmpfs struct {
 	Path string `json:"path"` // absolute, inside
 	Size int64  `json:"size"` // bytes
+}
+
+// Mount shows a directory of the host inside the sandbox, without what is mounted below
+// it there. The program's user owns what Owner owns on the host, and what the program
+// makes is Owner's; files of all others are nobody's, and only what everybody may read
+// can be read. Root's files are nobody's too.
+type Mount struct {
+	Source   string `json:"source"` // absolute, on the host, without symbolic links
+	Path     string `json:"path"`   // absolute, inside; made where the image lacks it, except below another mount
+	Writable bool   `json:"writable,omitempty"`
+	Owner    *Owner `json:"owner,omitempty"` // nil: the owner of the directory
+}
+
+// Owner is a user and a group of the host, by number.
+type Owner struct {
+	UID uint32 `json:"uid"`
+	GID uint32 `json:"gid"`
 }
 
 // Rlimit is setrlimit(2)'s, by the name the runtime-spec uses ("RLIMIT_NOFILE").

@@ -47,6 +47,7 @@ type sandbox struct {
 	network network
 	binds   []rootfs.Bind // below /proc
 	etc     []string      // files of the run's own in place of the layer's
+	mounts  []oci.Mount   // of the host
 	output  *journal.OutputWriter
 	outputs *outputs
 	guest   *guest
@@ -153,6 +154,10 @@ func (sb *sandbox) parts() error {
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
+		var refused *Error
+		if errors.As(err, &refused) && refused.Class == ClassRequest {
+			return refused
+		}
 		return Failed("no_sandbox", "cannot build the sandbox of run=%s: %w", sb.Request.ID, err)
 	}
 	return nil
@@ -167,7 +172,10 @@ func (sb *sandbox) mountRoot() error {
 	if err := os.Mkdir(root, 0o711); err != nil {
 		return err
 	}
-	return rootfs.Mount(layer, sb.image.lowers, root)
+	if err := rootfs.Mount(layer, sb.image.lowers, root); err != nil {
+		return err
+	}
+	return sb.mountHost(layer, root)
 }
 
 // mountPoints refuses mounts of the request in places that the root does not have: no

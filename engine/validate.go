@@ -26,6 +26,7 @@ const (
 	maxLabel   = 1 << 10
 	maxID      = 65535 // highest uid or gid of a run's own block
 	maxTmpfs   = 16
+	maxMounts  = 32
 	maxSecret  = 1 << 20 // bytes of one secret
 	maxFiles   = 4096
 	maxFile    = 32 << 20 // bytes of all files together
@@ -56,7 +57,7 @@ func (r Request) Validate() error {
 	if err := r.Egress.Validate(); err != nil {
 		return Refused("bad_network", "%w", err)
 	}
-	for _, check := range []func() error{r.validateProgram, r.validateUser, r.validateLabels, r.Limits.validate, r.validateBundle, r.validateFiles, r.validateLayers, r.validateSession} {
+	for _, check := range []func() error{r.validateProgram, r.validateUser, r.validateLabels, r.Limits.validate, r.validateBundle, r.validateMounts, r.validateFiles, r.validateLayers, r.validateSession} {
 		if err := check(); err != nil {
 			return err
 		}

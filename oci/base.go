@@ -198,6 +198,7 @@ func mounts(in Intent) []specs.Mount {
 	for _, t := range extra {
 		list = append(list, owned(in, t.Path, t.Size))
 	}
+	list = append(list, hostMounts(in)...)
 	if in.SecretFiles {
 		secrets := owned(in, secretsDir, secretsSize)
 		secrets.Options = append(secrets.Options, "noexec")
@@ -210,6 +211,25 @@ func mounts(in Intent) []specs.Mount {
 			Destination: b.Destination, Type: "bind", Source: b.Source,
 			Options: []string{"bind", "ro", "nosuid", "nodev", "noexec"},
 		})
+	}
+	return list
+}
+
+// hostMounts are the directories of the host, in an order in which none hides another.
+func hostMounts(in Intent) []specs.Mount {
+	var list []specs.Mount
+	mounts := slices.Clone(in.Mounts)
+	slices.SortStableFunc(mounts, func(a, b Mount) int { return cmp.Compare(a.Path, b.Path) })
+	for _, m := range mounts {
+		mount := specs.Mount{Destination: m.Path, Type: "bind", Source: m.Source, Options: []string{"bind", "nosuid", "nodev"}}
+		if !m.Writable {
+			mount.Options = append(mount.Options, "ro")
+		}
+		if m.Owner != nil {
+			mount.UIDMappings = []specs.LinuxIDMapping{{ContainerID: m.Owner.UID, HostID: in.HostID + in.UID, Size: 1}}
+			mount.GIDMappings = []specs.LinuxIDMapping{{ContainerID: m.Owner.GID, HostID: in.HostID + in.GID, Size: 1}}
+		}
+		list = append(list, mount)
 	}
 	return list
 }

@@ -120,7 +120,7 @@ func brokenPromises(rt string, in Intent, s *specs.Spec) []string {
 	}
 	promise(slices.Equal(l.ReadonlyPaths, []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys"}), "readonlyPaths = %v", l.ReadonlyPaths)
 	promise((l.Seccomp != nil) == (in.Seccomp || rt == "bundle"), "seccomp = %v", l.Seccomp)
-	return slices.Concat(broken, brokenMounts(rt, s), brokenNamespaces(rt, in, s), brokenLimits(rt, in, s))
+	return slices.Concat(broken, brokenMounts(rt, in, s), brokenNamespaces(rt, in, s), brokenLimits(rt, in, s))
 }
 
 // brokenCapabilities looks at the JSON: there, an absent set would leave the
@@ -136,8 +136,12 @@ func brokenCapabilities(document any) []string {
 	return broken
 }
 
-func brokenMounts(rt string, s *specs.Spec) []string {
+func brokenMounts(rt string, in Intent, s *specs.Spec) []string {
 	var broken []string
+	host := map[string]Mount{}
+	for _, m := range in.Mounts {
+		host[m.Path] = m
+	}
 	seen := map[string]bool{}
 	for _, m := range s.Mounts {
 		has := func(o string) bool { return slices.Contains(m.Options, o) }
@@ -152,6 +156,13 @@ func brokenMounts(rt string, s *specs.Spec) []string {
 		}
 		switch m.Type {
 		case "bind":
+			if asked, ok := host[m.Destination]; ok {
+				mapped := asked.Owner != nil && rt == "bundle"
+				if has("ro") == asked.Writable || m.Source != asked.Source || len(m.UIDMappings) > 0 != mapped || len(m.GIDMappings) > 0 != mapped {
+					broken = append(broken, fmt.Sprintf("bind on %s = %+v, want %+v", m.Destination, m, asked))
+				}
+				break
+			}
 			if !has("ro") || !has("noexec") {
 				broken = append(broken, fmt.Sprintf("bind on %s = %v, want ro and noexec", m.Destination, m.Options))
 			}
@@ -297,6 +308,12 @@ func randomIntent(rng *rand.Rand) Intent {
 		}
 		if p := "/bind-" + word(); !taken[p] {
 			in.Binds = append(in.Binds, Bind{"/" + word(), p})
+			taken[p] = true
+		}
+	}
+	for range rng.IntN(3) {
+		if p := "/mount-" + word(); !taken[p] {
+			in.Mounts = append(in.Mounts, Mount{Source: "/srv/" + word(), Path: p + "/" + word(), Writable: coin()}, Mount{Source: "/srv/" + word(), Path: p})
 			taken[p] = true
 		}
 	}

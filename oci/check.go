@@ -94,7 +94,7 @@ func (in Intent) check(d dialect) error {
 	if err := in.checkLimits(); err != nil {
 		return err
 	}
-	return in.checkMounts()
+	return in.checkMounts(d)
 }
 
 func (in Intent) checkProcess() error {
@@ -168,7 +168,7 @@ func (in Intent) checkLimits() error {
 }
 
 // checkMounts lets a mount hide nothing that the sandbox is made of.
-func (in Intent) checkMounts() error {
+func (in Intent) checkMounts(d dialect) error {
 	taken := map[string]bool{tmpDir: true, workDir: true, secretsDir: in.SecretFiles}
 	for _, t := range in.Tmpfs {
 		if why := tmpfsRefused(t.Path); why != "" {
@@ -181,6 +181,28 @@ func (in Intent) checkMounts() error {
 			return refuse("Tmpfs", t.Path, "its size is not a positive number of bytes within 1 PiB")
 		}
 		taken[t.Path] = true
+	}
+	for _, m := range in.Mounts {
+		if !isAbsolute(m.Source) || m.Source == "/" {
+			return refuse("Mounts", m.Source, "not a clean absolute path on the host")
+		}
+		if why := MountRefused(m.Path); why != "" {
+			return refuse("Mounts", m.Path, why)
+		}
+		for other := range taken {
+			if taken[other] && (other == m.Path || isBelow(other, m.Path)) {
+				return refuse("Mounts", m.Path, "it would hide "+other)
+			}
+		}
+		if m.Owner != nil && (!d.selfContained || m.Owner.UID == 0 || m.Owner.GID == 0) {
+			return refuse("Mounts", m.Path, "an owner of root's, or mapped already")
+		}
+	}
+	for _, m := range in.Mounts {
+		if taken[m.Path] {
+			return refuse("Mounts", m.Path, "given twice")
+		}
+		taken[m.Path] = true
 	}
 	for _, b := range in.Binds {
 		if !isAbsolute(b.Source) {
@@ -208,6 +230,29 @@ func tmpfsRefused(p string) string {
 		return "/proc, /sys and /dev belong to the engine"
 	case p == "/.engine" || isBelow(p, "/.engine"):
 		return "it would hide the engine's init"
+	}
+	return ""
+}
+
+// enginePlaces hold what the engine puts there; no directory of the host lies in one of
+// them, or above.
+var enginePlaces = []string{"/.engine", "/dev", "/etc", "/proc", secretsDir, "/sys"}
+
+// MountRefused says why no directory of the host can be at a path inside, "" if one can.
+func MountRefused(p string) string {
+	if !isAbsolute(p) || p == "/" {
+		return "not a clean absolute path below /"
+	}
+	if strings.ContainsFunc(p, func(r rune) bool { return r < ' ' || r == 0x7f || r == '\\' }) {
+		return "a control character or backslash in the path"
+	}
+	for _, place := range enginePlaces {
+		if p == place || isBelow(p, place) || isBelow(place, p) {
+			return place + " belongs to the engine"
+		}
+	}
+	if p == tmpDir || p == workDir {
+		return "the sandbox's own scratch space is there; choose a directory below it"
 	}
 	return ""
 }

@@ -37,7 +37,8 @@ type Intent struct {
 	ShmSize       int64 // bytes of /dev/shm
 	SecretFiles   bool  // mount a small private tmpfs at /run/secrets
 	Tmpfs         []Tmpfs
-	Terminals     bool   // pseudo-terminals of the sandbox's own
+	Terminals     bool // pseudo-terminals of the sandbox's own
+	Mounts        []Mount
 	Binds         []Bind // read-only files of the engine, /proc/meminfo and its kin
 
 	Memory int64   // bytes; 0: not set in the leaf (controller missing)
@@ -58,6 +59,19 @@ type Bind struct {
 	Source      string // absolute, on the host
 	Destination string // absolute, inside
 }
+
+// Mount is a directory of the host's that the request asks for. Programs may run from it.
+type Mount struct {
+	Source   string // absolute, on the host
+	Path     string // absolute, inside
+	Writable bool
+	// Owner, in a bundle for others, is whose files the program's user owns; nil: nobody's.
+	// The engine's own Source is a mount that shows them so already.
+	Owner *Owner
+}
+
+// Owner is a user and a group of the host.
+type Owner struct{ UID, GID uint32 }
 
 // Tmpfs is a writable directory of its own.
 type Tmpfs struct {

@@ -40,6 +40,8 @@ func (r *request) addProgramFlags(flags *pflag.FlagSet) {
 	flags.Var(&value{typ: "UID[:GID]", set: r.setUser},
 		"user", fmt.Sprintf("who the program is inside, by number (default the image's if it is a number, or %d)", engine.DefaultUID))
 	flags.StringVar(&r.Workdir, "workdir", "", "`DIR` inside where the program starts (default the image's, or /workload)")
+	flags.Var(&value{typ: "SRC:PATH[:rw]", set: r.addMount},
+		"mount", "directory of the host to be seen at PATH, read-only unless it ends in :rw; the program owns there what the directory's owner owns; repeatable")
 	flags.BoolVar(&r.Terminals, "terminals", false, "let the program make terminals of its own, as tmux, script and expect do; under gVisor any may")
 	addNetworkFlags(flags, &r.Egress)
 	later(flags, "workspace", "DIR", "this version brings no workspace into a sandbox")
@@ -94,6 +96,24 @@ func (r *request) setUser(text string) error {
 		}
 		*id.p = uint32(n)
 	}
+	return nil
+}
+
+// addMount takes SRC:PATH, with :ro or :rw behind it. PATH holds no colon.
+func (r *request) addMount(text string) error {
+	rest, writable := strings.CutSuffix(text, ":rw")
+	if !writable {
+		rest = strings.TrimSuffix(rest, ":ro")
+	}
+	at := strings.LastIndexByte(rest, ':')
+	if at < 1 || at == len(rest)-1 {
+		return engine.Refused("bad_mount", "cannot accept --mount=%q: want SRC:PATH, with :rw behind it if it may be written", text)
+	}
+	source, err := filepath.Abs(rest[:at])
+	if err != nil {
+		return engine.Refused("bad_mount", "cannot find --mount of source=%q: %w", rest[:at], err)
+	}
+	r.Mounts = append(r.Mounts, engine.Mount{Source: source, Path: rest[at+1:], Writable: writable})
 	return nil
 }
 

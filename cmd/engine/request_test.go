@@ -55,6 +55,9 @@ func TestFlagsBecomeTheRequest(t *testing.T) {
 		}},
 		{"the last label of a name counts", "--label k=1 --label k=2", func(r *engine.Request) { r.Labels = map[string]string{"k": "2"} }},
 		{"where to start, and best effort", "--workdir /tmp --best-effort-limits", func(r *engine.Request) { r.Workdir, r.BestEffortLimits = "/tmp", true }},
+		{"mounts", "--mount /srv/a:/mnt/a --mount /srv/b:c:/mnt/b:rw --mount /srv/d/:/mnt/d:ro", func(r *engine.Request) {
+			r.Mounts = []engine.Mount{{Source: "/srv/a", Path: "/mnt/a"}, {Source: "/srv/b:c", Path: "/mnt/b", Writable: true}, {Source: "/srv/d", Path: "/mnt/d"}}
+		}},
 		{"terminals", "--terminals", func(r *engine.Request) { r.Terminals = true }},
 		{"no network, said aloud", "--network none", func(*engine.Request) {}},
 	}
