@@ -17,6 +17,9 @@ import (
 	"github.com/direct-oci/engine/integration/testenv"
 )
 
+// patience bounds a whole conversation with a sandbox, of many turns.
+const patience = 4 * testenv.Patience
+
 // bed is a place for runs of one runtime: directories, a cgroup, a root.
 type bed struct {
 	t       testing.TB
@@ -73,7 +76,7 @@ func (b *bed) command(subcommand string, args ...string) []string {
 
 // run is engine run in a root with these flags.
 func (b *bed) run(root string, flags []string, command ...string) []string {
-	args := append(b.command("run", "--rootfs", root, "--runtime", b.runtime, "--best-effort-limits", "--quiet"), flags...)
+	args := append(b.command("run", "--rootfs", root, "--runtime", b.runtime, "--best-effort-limits", "--quiet", "--timeout", patience.String()), flags...)
 	return append(append(args, "--"), command...)
 }
 
@@ -100,7 +103,7 @@ type conversation struct {
 // is closed or its program has ended.
 func (b *bed) converse(args []string) (c conversation, wait func() int) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*testenv.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	b.t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, testenv.Binary(b.t, "engine"), args...)
 	cmd.Stderr = os.Stderr

@@ -21,7 +21,7 @@ func TestFilesWithoutAnyProgram(t *testing.T) {
 	eachRuntime(t, func(t *testing.T, b *bed) {
 		conn, wait := b.converse(b.run(b.empty(), nil, guest.FilesCommand()...))
 		f := guest.NewFiles(conn)
-		ctx, cancel := context.WithTimeout(t.Context(), testenv.Patience)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		must := func(err error) {
 			t.Helper()
@@ -29,7 +29,7 @@ func TestFilesWithoutAnyProgram(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		data := bytes.Repeat([]byte("0123456789abcdef"), 100_000)
+		data := bytes.Repeat([]byte("0123456789abcdef"), 20_000)
 		_, err := f.Write(ctx, "/workload/a/b/file", bytes.NewReader(data), guest.WriteOptions{Parents: true})
 		must(err)
 		if got, err := f.Read(ctx, "/workload/a/b/file", 0, 10<<20); err != nil || !bytes.Equal(got, data) {
@@ -161,16 +161,20 @@ func TestTerminalsAreFewAndAsked(t *testing.T) {
 			want   string
 		}{
 			{"not asked for", nil, 1, 125, "cannot open /dev/ptmx: No such file or directory"},
+			{"one in the other", []string{"--terminals"}, 2, 0, "deep"},
 			{"as many as there are", []string{"--terminals"}, 64, 0, "deep"},
 			{"one more", []string{"--terminals"}, 65, 125, "cannot open /dev/ptmx: No space left on device"},
 		} {
+			if tt.depth > 2 && testenv.InVM() {
+				continue // an emulated processor copies each byte as often
+			}
 			call := testenv.Exec(t, b.run(root, tt.flags, nested(tt.depth)...)...)
 			if call.Status != tt.status || !strings.Contains(call.Stdout+call.Stderr, tt.want) {
 				t.Errorf("%s: %s\nwant status %d and %q", tt.name, call, tt.status, tt.want)
 			}
 		}
-		call := testenv.Exec(t, b.run(root, []string{"--terminals"}, "/bin/busybox", "sh", "-c", "ls /dev/pts")...)
-		if call.Stdout != "ptmx\n" {
+		call := testenv.Exec(t, b.run(root, []string{"--terminals"}, "/bin/busybox", "sh", "-c", "ls /dev/pts; grep -c 'devpts.*max=64' /proc/self/mountinfo")...)
+		if call.Stdout != "ptmx\n1\n" {
 			t.Errorf("%s\nwant a /dev/pts without anybody's terminal", call)
 		}
 	})
