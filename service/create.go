@@ -118,6 +118,12 @@ func (m *Manager) draft(spec Spec) (record, *callback.Target, error) {
 			return record{}, nil, err
 		}
 	}
+	if req.Mounts, err = c.Stores.mounts(spec.Mounts, m.log); err != nil {
+		return record{}, nil, err
+	}
+	if err := req.Validate(); err != nil {
+		return record{}, nil, err
+	}
 	return record{
 		Schema: recordSchema, ID: id, Name: spec.Name, Owner: spec.Owner, Tenant: orText(spec.Tenant, spec.Owner), CreatedAt: time.Now(),
 		Request: req, Clamped: clamped, Estimate: estimate, Callback: target != nil, Secrets: len(spec.Secrets) > 0,

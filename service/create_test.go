@@ -85,6 +85,7 @@ func TestSpecsAreRefused(t *testing.T) {
 		{"an unknown runtime", with(func(s *Spec) { s.Runtime = "docker" }), "bad_runtime"},
 		{"image and directory", with(func(s *Spec) { s.Image, s.Rootfs = "a", "/b" }), "bad_root"},
 		{"a variable without a name", with(func(s *Spec) { s.Env = map[string]string{"": "x"} }), "bad_env"},
+		{"a tree that is not offered", with(func(s *Spec) { s.Mounts.Resource = "x" }), "bad_mount"},
 		{"a callback to the host", with(func(s *Spec) { s.Callback = &Callback{"https://127.0.0.1/", make([]byte, 32)} }), "bad_callback"},
 	}
 	for _, tt := range tests {

@@ -478,6 +478,54 @@ func TestFilesOnTheEngine(t *testing.T) {
 	})
 }
 
+// TestMountsOnTheEngine has a sandbox write to its step, and try to write elsewhere.
+func TestMountsOnTheEngine(t *testing.T) {
+	onRuntimes(t, func(t *testing.T, b *bed) {
+		b.config.Stores = stores(t)
+		for dir := b.config.Stores.Trees; dir != os.TempDir(); dir = filepath.Dir(dir) {
+			if err := os.Chmod(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m := b.manager()
+		s := b.spec("work", "ann")
+		s.Mounts = Plan{Resource: "proj-1", Step: "r1/s1", Library: true, References: true}
+		sb, _, err := m.Create(t.Context(), s)
+		if err != nil || len(sb.Mounts) != 4 {
+			t.Fatalf("Create = %+v, %v", sb.Mounts, err)
+		}
+		script := `cat /proj-1/data.csv /mnt/refs/genome.fa /mnt/libs/current/packages.txt; echo; cd /proj-1/steps/r1/s1 && ls -d *; echo result > output/x && echo wrote`
+		want := "data:stdouta,bACGTnumpy\ninput\noutput\ntmp\nwrote\n|exit:|"
+		if got := strings.ReplaceAll(shell(t, m, "work", script), "|data:stdout", ""); got != want {
+			t.Errorf("in its step it says %q, want %q", got, want)
+		}
+		for _, path := range []string{"/proj-1/x", "/proj-1/steps/x", "/proj-1/data.csv", "/mnt/refs/x", "/mnt/libs/x"} {
+			if got := shell(t, m, "work", "echo > "+path+" && echo wrote"); strings.Contains(got, "wrote") {
+				t.Errorf("it could write to %s", path)
+			}
+		}
+		path := filepath.Join(b.config.Stores.Trees, "proj-1/steps/r1/s1/output/x")
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if st := info.Sys().(*syscall.Stat_t); st.Uid != 4711 || st.Gid != 4712 {
+			t.Errorf("what it wrote belongs to %d:%d, want the tree's owner", st.Uid, st.Gid)
+		}
+		s.Name, s.Mounts.ReadOnly = "reader", true
+		if _, _, err := m.Create(t.Context(), s); err != nil {
+			t.Fatal(err)
+		}
+		if got := shell(t, m, "reader", "cat /proj-1/steps/r1/s1/output/x && echo > /proj-1/steps/r1/s1/output/x && echo wrote"); !strings.Contains(got, "result") || strings.Contains(got, "wrote") {
+			t.Errorf("a read-only one says %q", got)
+		}
+		if n, err := m.TeardownOwner(t.Context(), "ann"); n != 2 || err != nil {
+			t.Errorf("TeardownOwner = %d, %v", n, err)
+		}
+		b.wantNoRecords(m)
+	})
+}
+
 // TestOutOfMemoryIsTold needs the memory controller, which the test machine has.
 func TestOutOfMemoryIsTold(t *testing.T) {
 	onRuntimes(t, func(t *testing.T, b *bed) {

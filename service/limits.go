@@ -164,6 +164,12 @@ func (c Config) completed() Config {
 	if c.Classes == nil {
 		c.Classes = DefaultClasses
 	}
+	if c.Stores.Steps == "" {
+		c.Stores.Steps = "steps"
+	}
+	if c.Stores.StepDirs == nil {
+		c.Stores.StepDirs = DefaultStepDirs
+	}
 	if c.Runtime == "" {
 		c.Runtime = "auto"
 	}

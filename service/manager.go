@@ -220,10 +220,13 @@ func (m *Manager) describe(r record) (Sandbox, error) {
 			CPUs: q.Limits.CPUs, MemoryMB: q.Limits.Memory >> 20, Pids: q.Limits.Pids,
 			TTLSeconds: q.Limits.Timeout.Seconds(), IdleSeconds: q.Session.IdleTimeout.Seconds(),
 		},
-		Clamped: r.Clamped, Estimate: r.Estimate, CreatedAt: r.CreatedAt,
+		Clamped: r.Clamped, Estimate: r.Estimate, Mounts: q.Mounts, CreatedAt: r.CreatedAt,
 	}
 	if s.Labels == nil {
 		s.Labels = map[string]string{}
+	}
+	if s.Mounts == nil {
+		s.Mounts = []engine.Mount{}
 	}
 	if r.Admitted {
 		s.State = Starting

@@ -38,6 +38,7 @@ type Spec struct {
 	Env     map[string]string
 	Labels  map[string]string
 	Egress  egress.Policy
+	Mounts  Plan
 	Secrets []engine.Secret // of the session's programs; on no disk
 
 	Callback *Callback
@@ -47,6 +48,16 @@ type Spec struct {
 type InputFile struct {
 	Name string `json:"name"`
 	Size int64  `json:"size"` // bytes
+}
+
+// Plan says which of the host's directories a sandbox sees. Ids are checked before
+// they become paths.
+type Plan struct {
+	Resource   string `json:"resource,omitempty"`   // the tree TREES/<resource>, at /<resource>, read-only; empty: none
+	Step       string `json:"step,omitempty"`       // its own directory inside that: ids, joined by /
+	ReadOnly   bool   `json:"readOnly,omitempty"`   // there is no writable step
+	Library    bool   `json:"library,omitempty"`    // the library store at /mnt/libs, where it is whole
+	References bool   `json:"references,omitempty"` // the reference store at /mnt/refs
 }
 
 // Callback is where a sandbox's events are sent to.
@@ -81,6 +92,7 @@ type Sandbox struct {
 	Limits    Limits            `json:"limits"`
 	Clamped   []Clamped         `json:"clamped"`  // what was asked for above the ceilings
 	Estimate  *Estimated        `json:"estimate"` // nil: nothing was estimated
+	Mounts    []engine.Mount    `json:"mounts"`
 	CreatedAt time.Time         `json:"createdAt"`
 	Deadline  *time.Time        `json:"deadline"` // when its time to live is over; nil until it is ready
 	Alive     bool              `json:"alive"`
@@ -143,6 +155,7 @@ type Config struct {
 	Pids        int64         // of a Spec without any; zero: 512
 
 	Classes map[string]Class // nil: DefaultClasses
+	Stores  Stores
 	// EgressCeiling judges a policy that somebody asks for; nil: every valid one is granted.
 	EgressCeiling func(tenant string, p egress.Policy) error
 
@@ -163,3 +176,18 @@ type Config struct {
 
 	Log *slog.Logger // nil: none
 }
+
+// Stores are the host's directories that plans refer to. An empty one is not offered.
+type Stores struct {
+	Trees      string   // holds a directory for each resource
+	Steps      string   // inside a tree, where the steps' directories are; empty: "steps"
+	StepDirs   []string // made in each step before it starts; nil: DefaultStepDirs
+	Libraries  string   // its "current" leads to a directory with packages.txt and meta.json
+	References string
+	// UID and GID own what is made for steps in a tree that is root's. A sandbox cannot
+	// write to what root owns. Zero: the tree's own user, and a tree of root's has no steps.
+	UID, GID uint32
+}
+
+// DefaultStepDirs are the fixed sub-directories of a step.
+var DefaultStepDirs = []string{"input", "output", "tmp"}
