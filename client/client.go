@@ -76,6 +76,7 @@ type Error struct {
 	Status     int    // of HTTP
 	Request    string // id of the request, as the service's log has it
 	Violations []wire.Violation
+	Sandbox    *wire.SandboxFailure // of a failure that concerns a sandbox
 }
 
 func (e *Error) Error() string {
@@ -213,7 +214,7 @@ func failureOf(res *http.Response, data []byte) error {
 		return e
 	}
 	e.Class, e.Kind, e.Message, e.Fix = f.Error.Class, f.Error.Kind, f.Error.Message, f.Error.Fix
-	e.Violations = f.Violations
+	e.Violations, e.Sandbox = f.Violations, f.Sandbox
 	return e
 }
 
@@ -225,9 +226,41 @@ func encode(v any) ([]byte, error) {
 	return data, nil
 }
 
-// get is do for what only looks.
-func (c *Client) get(ctx context.Context, path string, query url.Values, out any) error {
-	return c.do(ctx, request{method: http.MethodGet, path: path, query: query}, out)
+// ask is do with the value of the answer.
+func ask[T any](ctx context.Context, c *Client, r request) (T, error) {
+	var v T
+	err := c.do(ctx, r, &v)
+	return v, err
+}
+
+// get is ask for what only looks.
+func get[T any](ctx context.Context, c *Client, path string, query url.Values) (T, error) {
+	return ask[T](ctx, c, request{method: http.MethodGet, path: path, query: query})
+}
+
+// put is ask with JSON, which is sent again if the connection breaks.
+func put[T any](ctx context.Context, c *Client, method, path string, body any) (T, error) {
+	data, err := encode(body)
+	if err != nil {
+		var none T
+		return none, err
+	}
+	return ask[T](ctx, c, request{method: method, path: path, body: data})
+}
+
+// upload sends bytes, once.
+func upload[T any](ctx context.Context, c *Client, r request, body io.Reader) (T, error) {
+	var v T
+	r.header = http.Header{"Content-Type": {"application/octet-stream"}}
+	res, err := c.sendBody(ctx, r, body)
+	if err != nil {
+		return v, fmt.Errorf("cannot %s %s: %w", r.method, r.path, err)
+	}
+	data, err := readAll(res)
+	if err == nil {
+		err = json.Unmarshal(data, &v)
+	}
+	return v, err
 }
 
 // path joins the parts of a path below the version, each escaped.

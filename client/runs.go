@@ -30,18 +30,12 @@ func (c *Client) StartRun(ctx context.Context, ask wire.RunRequest) (wire.Run, e
 	if ask.ID == "" {
 		ask.ID = NewRunID()
 	}
-	var run wire.Run
-	body, err := encode(ask)
-	if err != nil {
-		return run, err
-	}
-	return run, c.do(ctx, request{method: http.MethodPost, path: path("runs"), body: body}, &run)
+	return put[wire.Run](ctx, c, http.MethodPost, path("runs"), ask)
 }
 
 // Run returns one run, with its output once it has ended.
 func (c *Client) Run(ctx context.Context, id string) (wire.Run, error) {
-	var run wire.Run
-	return run, c.get(ctx, path("runs", id), nil, &run)
+	return get[wire.Run](ctx, c, path("runs", id), nil)
 }
 
 // RunFilter says which runs a list has. The zero value is all.
@@ -63,15 +57,14 @@ func (c *Client) Runs(ctx context.Context, f RunFilter) (wire.RunList, error) {
 	if f.Limit > 0 {
 		query.Set("limit", strconv.Itoa(f.Limit))
 	}
-	var page wire.RunList
-	return page, c.get(ctx, path("runs"), query, &page)
+	return get[wire.RunList](ctx, c, path("runs"), query)
 }
 
 // WaitRun returns the run once it has ended.
 func (c *Client) WaitRun(ctx context.Context, id string) (wire.Run, error) {
 	for {
-		var run wire.Run
-		if err := c.get(ctx, path("runs", id, "wait"), nil, &run); err != nil || run.Result != nil {
+		run, err := get[wire.Run](ctx, c, path("runs", id, "wait"), nil)
+		if err != nil || run.Result != nil {
 			return run, err
 		}
 		// The time was over, or the service is about to stop.
@@ -85,8 +78,7 @@ func (c *Client) WaitRun(ctx context.Context, id string) (wire.Run, error) {
 
 // KillRun ends a run, with reason cancelled.
 func (c *Client) KillRun(ctx context.Context, id string) (wire.Run, error) {
-	var run wire.Run
-	return run, c.do(ctx, request{method: http.MethodPost, path: path("runs", id, "kill")}, &run)
+	return ask[wire.Run](ctx, c, request{method: http.MethodPost, path: path("runs", id, "kill")})
 }
 
 // DeleteRun deletes what is on record of a run that has ended. One that is not there any
@@ -101,8 +93,7 @@ func (c *Client) DeleteRun(ctx context.Context, id string) error {
 
 // RunOutput returns what a run wrote, from an offset on: 0, or Output.Next.
 func (c *Client) RunOutput(ctx context.Context, id string, offset int64) (wire.Output, error) {
-	var out wire.Output
-	return out, c.get(ctx, path("runs", id, "logs"), url.Values{"offset": {strconv.FormatInt(offset, 10)}}, &out)
+	return get[wire.Output](ctx, c, path("runs", id, "logs"), url.Values{"offset": {strconv.FormatInt(offset, 10)}})
 }
 
 // FollowRun yields what a run writes, from an offset on until its end, across broken

@@ -17,8 +17,7 @@ func (c *Client) Capabilities(ctx context.Context, project string) (wire.Capabil
 	if project != "" {
 		query.Set("project", project)
 	}
-	var list wire.CapabilityList
-	return list, c.get(ctx, path("capabilities"), query, &list)
+	return get[wire.CapabilityList](ctx, c, path("capabilities"), query)
 }
 
 // Call does one thing of what may be asked for. progress, which may be nil, is told each
@@ -32,7 +31,8 @@ func (c *Client) Call(ctx context.Context, project, name string, call wire.Call,
 	}
 	r := request{method: http.MethodPost, path: path("projects", project, "capabilities", name, "call"), body: body, once: true}
 	if progress == nil {
-		return reply, c.do(ctx, r, &reply)
+		err := c.do(ctx, r, &reply)
+		return reply, err
 	}
 	r.header = http.Header{"Accept": {"text/event-stream"}}
 	res, err := c.send(ctx, r)
@@ -77,46 +77,32 @@ func badEvent(err error) *Error {
 
 // Images lists the images.
 func (c *Client) Images(ctx context.Context) (wire.ImageList, error) {
-	var list wire.ImageList
-	return list, c.get(ctx, path("images"), nil, &list)
+	return get[wire.ImageList](ctx, c, path("images"), nil)
 }
 
 // Image returns one image.
 func (c *Client) Image(ctx context.Context, name string) (wire.Image, error) {
-	var img wire.Image
-	return img, c.get(ctx, path("images")+"/"+(&url.URL{Path: name}).EscapedPath(), nil, &img)
+	return get[wire.Image](ctx, c, path("images")+"/"+(&url.URL{Path: name}).EscapedPath(), nil)
 }
 
 // Draining says whether nothing new may start.
 func (c *Client) Draining(ctx context.Context) (wire.Drain, error) {
-	var d wire.Drain
-	return d, c.get(ctx, path("drain"), nil, &d)
+	return get[wire.Drain](ctx, c, path("drain"), nil)
 }
 
 // SetDraining begins or ends to let nothing new start.
 func (c *Client) SetDraining(ctx context.Context, on bool) (wire.Drain, error) {
-	var d wire.Drain
-	body, err := encode(wire.DrainRequest{Draining: on})
-	if err != nil {
-		return d, err
-	}
-	return d, c.do(ctx, request{method: http.MethodPut, path: path("drain"), body: body}, &d)
+	return put[wire.Drain](ctx, c, http.MethodPut, path("drain"), wire.DrainRequest{Draining: on})
 }
 
 // Collect collects what dead runs left.
 func (c *Client) Collect(ctx context.Context, dryRun bool) (wire.GCReport, error) {
-	var report wire.GCReport
-	body, err := encode(wire.GCRequest{DryRun: dryRun})
-	if err != nil {
-		return report, err
-	}
-	return report, c.do(ctx, request{method: http.MethodPost, path: path("gc"), body: body}, &report)
+	return put[wire.GCReport](ctx, c, http.MethodPost, path("gc"), wire.GCRequest{DryRun: dryRun})
 }
 
 // Version says who answers, and as whom they see the caller.
 func (c *Client) Version(ctx context.Context) (wire.VersionInfo, error) {
-	var v wire.VersionInfo
-	return v, c.get(ctx, path("version"), nil, &v)
+	return get[wire.VersionInfo](ctx, c, path("version"), nil)
 }
 
 // Health says whether a run could start now. What is not well is in the answer, not an
@@ -143,7 +129,8 @@ func (c *Client) health(ctx context.Context, which string) (wire.Health, error) 
 	if err != nil {
 		return h, err
 	}
-	return h, json.Unmarshal(data, &h)
+	err = json.Unmarshal(data, &h)
+	return h, err
 }
 
 // Metrics returns the figures in Prometheus' form.

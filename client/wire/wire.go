@@ -26,8 +26,18 @@ type Error struct {
 
 // Failure is the body of every answer whose status is 400 or more.
 type Failure struct {
-	Error      Error       `json:"error"`
-	Violations []Violation `json:"violations,omitempty" doc:"everything that is wrong with the arguments of a capability"`
+	Error      Error           `json:"error"`
+	Violations []Violation     `json:"violations,omitempty" doc:"everything that is wrong with the arguments of a capability"`
+	Sandbox    *SandboxFailure `json:"sandbox,omitempty" doc:"of a failure that concerns a sandbox"`
+}
+
+// SandboxFailure is what failed, and on which sandbox.
+type SandboxFailure struct {
+	Operation string `json:"operation" doc:"create, teardown or isAlive"`
+	Sandbox   string `json:"sandbox" doc:"its name"`
+	ID        string `json:"id"`
+	Owner     string `json:"owner"`
+	Status    string `json:"status" doc:"of the sandbox, or the kind of the cause; empty where nothing is known"`
 }
 
 // Violation is one thing that is wrong with a value.

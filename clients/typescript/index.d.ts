@@ -43,11 +43,13 @@ export class EngineError extends Error {
   /** Id of the request, as the service's log has it. */
   readonly requestId: string;
   readonly violations: wire.Violation[];
+  /** Of a failure that concerns a sandbox. */
+  readonly sandbox?: wire.SandboxFailure;
 }
 
 export interface FetchOptions extends CallOptions {
   method?: string;
-  query?: Record<string, string | number | boolean | undefined>;
+  query?: Record<string, string | number | boolean | undefined | string[]>;
   headers?: Record<string, string>;
   body?: string | Uint8Array | AsyncIterable<Uint8Array | string>;
 }
@@ -76,6 +78,17 @@ export interface Answer {
 
 /** A record of output, with its bytes decoded. */
 export type Piece = wire.OutputRecord & { bytes: Buffer };
+
+/** An event of a program, with its bytes decoded. */
+export type ExecPiece = wire.ExecEvent & { bytes: Buffer };
+
+export interface SandboxFilter {
+  owner?: string;
+  /** All of them. */
+  labels?: Record<string, string>;
+  /** One of them. */
+  states?: string[];
+}
 
 export interface RunFilter {
   state?: string;
@@ -106,6 +119,46 @@ export class Engine {
   runOutput(id: string, offset?: number, options?: CallOptions): Promise<wire.Output>;
   /** Yields what a run writes until its end, across restarts of the service. */
   followRun(id: string, offset?: number, options?: CallOptions): AsyncGenerator<Piece>;
+
+  /** Creates a sandbox that stays, or adopts the one that its owner has under this name. */
+  createSandbox(request: wire.SandboxRequest, options?: CallOptions): Promise<wire.Sandbox>;
+  /** By its name or id. */
+  sandbox(id: string, options?: CallOptions): Promise<wire.Sandbox>;
+  sandboxes(filter?: SandboxFilter, options?: CallOptions): Promise<wire.SandboxList>;
+  /** Tears one down; one that is gone is a success. */
+  removeSandbox(id: string, options?: CallOptions): Promise<void>;
+  removeSandboxes(filter: SandboxFilter, options?: CallOptions): Promise<wire.Removed>;
+  liveness(id: string, options?: CallOptions): Promise<wire.Liveness>;
+  renewSandbox(id: string, ttlSeconds?: number, options?: CallOptions): Promise<wire.Renewed>;
+  pauseSandbox(id: string, options?: CallOptions): Promise<wire.Sandbox>;
+  resumeSandbox(id: string, options?: CallOptions): Promise<wire.Sandbox>;
+  sandboxStats(id: string, options?: CallOptions): Promise<wire.Stats>;
+  estimate(inputs: wire.InputFile[], options?: CallOptions): Promise<wire.Estimate>;
+
+  /** Starts a program, or joins the one that has its id; resolves once it runs. */
+  startExec(sandbox: string, request: wire.ExecRequest, options?: CallOptions): Promise<wire.Exec>;
+  execs(sandbox: string, options?: CallOptions): Promise<wire.ExecList>;
+  exec(sandbox: string, id: string, options?: CallOptions): Promise<wire.Exec>;
+  waitExec(sandbox: string, id: string, options?: CallOptions): Promise<wire.Exec>;
+  /** Yields what a program writes and its exit, across restarts of the service. */
+  followExec(sandbox: string, id: string, cursor?: string, options?: CallOptions): AsyncGenerator<ExecPiece>;
+  /** Writes to its stdin as it comes, and ends it with close. It is sent once. */
+  writeStdin(sandbox: string, id: string, body: FetchOptions["body"], options?: CallOptions & { close?: boolean }): Promise<wire.StdinReply>;
+  signalExec(sandbox: string, id: string, signalName: string | number, options?: CallOptions): Promise<wire.Exec>;
+  resizeExec(sandbox: string, id: string, size: wire.WindowSize, options?: CallOptions): Promise<wire.Exec>;
+
+  readFile(sandbox: string, path: string, options?: CallOptions & { offset?: number; limit?: number }): Promise<Answer>;
+  /** The file appears complete, in place of what was there. */
+  writeFile(sandbox: string, path: string, body: FetchOptions["body"], options?: CallOptions & { mode?: number; parents?: boolean; exclusive?: boolean }): Promise<wire.FileInfo>;
+  statFile(sandbox: string, path: string, options?: CallOptions & { follow?: boolean }): Promise<wire.FileInfo>;
+  listFiles(sandbox: string, path: string, options?: CallOptions): AsyncGenerator<wire.FileInfo>;
+  mkdir(sandbox: string, request: wire.MkdirRequest, options?: CallOptions): Promise<void>;
+  moveFile(sandbox: string, request: wire.MoveRequest, options?: CallOptions): Promise<void>;
+  removeFile(sandbox: string, path: string, options?: CallOptions & { recursive?: boolean }): Promise<void>;
+  watchFiles(sandbox: string, path: string, options?: CallOptions & { recursive?: boolean }): AsyncGenerator<wire.FileEvent>;
+  /** A tar archive. */
+  exportFiles(sandbox: string, path: string, options?: CallOptions): Promise<Answer>;
+  importFiles(sandbox: string, path: string, body: FetchOptions["body"], options?: CallOptions): Promise<wire.Archived>;
 
   capabilities(project?: string, options?: CallOptions): Promise<wire.CapabilityList>;
   /** Does one thing of what may be asked for. It is sent once. */

@@ -21,6 +21,7 @@ export class EngineError extends Error {
     this.status = status;
     this.requestId = requestId;
     this.violations = failure.violations ?? [];
+    this.sandbox = failure.sandbox;
   }
 }
 
@@ -48,7 +49,9 @@ export class Engine {
   fetch(path, { method = "GET", query, headers = {}, body, signal } = {}) {
     const search = new URLSearchParams();
     for (const [name, value] of Object.entries(query ?? {})) {
-      if (value !== undefined && value !== "") search.set(name, String(value));
+      for (const one of Array.isArray(value) ? value : [value]) {
+        if (one !== undefined && one !== "") search.append(name, String(one));
+      }
     }
     const target = search.size > 0 ? `${path}?${search}` : path;
     const all = { ...headers };
@@ -172,6 +175,147 @@ export class Engine {
 
   async *followRun(id, offset = 0, { signal } = {}) {
     yield* withBytes(this.#follow(at("runs", id, "logs"), "output", offset, signal));
+  }
+
+  createSandbox(request, { signal } = {}) {
+    return this.#ask("POST", "/v1/sandboxes", { body: request, signal });
+  }
+
+  sandbox(id, { signal } = {}) {
+    return this.#ask("GET", at("sandboxes", id), { signal });
+  }
+
+  sandboxes(filter = {}, { signal } = {}) {
+    return this.#ask("GET", "/v1/sandboxes", { query: chosen(filter), signal });
+  }
+
+  async removeSandbox(id, { signal } = {}) {
+    await this.#ask("DELETE", at("sandboxes", id), { signal });
+  }
+
+  removeSandboxes(filter, { signal } = {}) {
+    return this.#ask("DELETE", "/v1/sandboxes", { query: chosen(filter), signal });
+  }
+
+  liveness(id, { signal } = {}) {
+    return this.#ask("GET", at("sandboxes", id, "liveness"), { signal });
+  }
+
+  renewSandbox(id, ttlSeconds, { signal } = {}) {
+    return this.#ask("POST", at("sandboxes", id, "renew"), { body: { ttlSeconds }, signal });
+  }
+
+  pauseSandbox(id, { signal } = {}) {
+    return this.#ask("POST", at("sandboxes", id, "pause"), { signal });
+  }
+
+  resumeSandbox(id, { signal } = {}) {
+    return this.#ask("POST", at("sandboxes", id, "resume"), { signal });
+  }
+
+  sandboxStats(id, { signal } = {}) {
+    return this.#ask("GET", at("sandboxes", id, "stats"), { signal });
+  }
+
+  estimate(inputs, { signal } = {}) {
+    return this.#ask("POST", "/v1/estimate", { body: { inputs }, signal });
+  }
+
+  startExec(sandbox, request, { signal } = {}) {
+    return this.#ask("POST", at("sandboxes", sandbox, "execs"), { body: { id: newRunId(), ...request }, signal });
+  }
+
+  execs(sandbox, { signal } = {}) {
+    return this.#ask("GET", at("sandboxes", sandbox, "execs"), { signal });
+  }
+
+  exec(sandbox, id, { signal } = {}) {
+    return this.#ask("GET", at("sandboxes", sandbox, "execs", id), { signal });
+  }
+
+  async waitExec(sandbox, id, { signal } = {}) {
+    for (;;) {
+      const exec = await this.#ask("GET", at("sandboxes", sandbox, "execs", id, "wait"), { signal });
+      if (exec.result !== null) return exec;
+      await sleep(50, undefined, { signal });
+    }
+  }
+
+  async *followExec(sandbox, id, cursor = "", { signal } = {}) {
+    yield* withBytes(this.#follow(at("sandboxes", sandbox, "execs", id, "events"), "exec", cursor, signal));
+  }
+
+  async writeStdin(sandbox, id, body, { close = false, signal } = {}) {
+    const res = await this.fetch(at("sandboxes", sandbox, "execs", id, "stdin"), { method: "POST", query: { close }, body, signal });
+    return res.json();
+  }
+
+  signalExec(sandbox, id, signalName, { signal } = {}) {
+    return this.#ask("POST", at("sandboxes", sandbox, "execs", id, "signal"), { body: { signal: String(signalName) }, signal, once: true });
+  }
+
+  resizeExec(sandbox, id, size, { signal } = {}) {
+    return this.#ask("POST", at("sandboxes", sandbox, "execs", id, "resize"), { body: size, signal });
+  }
+
+  async readFile(sandbox, path, { offset, limit, signal } = {}) {
+    const res = await this.fetch(at("sandboxes", sandbox, "files", "content"), { query: { path, offset, limit }, signal });
+    await res.check();
+    return res;
+  }
+
+  async writeFile(sandbox, path, body, { mode, parents, exclusive, signal } = {}) {
+    const query = { path, mode: mode === undefined ? undefined : mode.toString(8), parents, exclusive };
+    const res = await this.fetch(at("sandboxes", sandbox, "files", "content"), { method: "PUT", query, body, signal });
+    return res.json();
+  }
+
+  statFile(sandbox, path, { follow, signal } = {}) {
+    return this.#ask("GET", at("sandboxes", sandbox, "files", "stat"), { query: { path, follow }, signal });
+  }
+
+  async *listFiles(sandbox, path, { signal } = {}) {
+    for (let after = ""; ; ) {
+      const page = await this.#ask("GET", at("sandboxes", sandbox, "files", "list"), { query: { path, after }, signal });
+      yield* page.entries;
+      after = page.next;
+      if (after === "") return;
+    }
+  }
+
+  async mkdir(sandbox, request, { signal } = {}) {
+    await this.#ask("POST", at("sandboxes", sandbox, "files", "mkdir"), { body: request, signal });
+  }
+
+  async moveFile(sandbox, request, { signal } = {}) {
+    await this.#ask("POST", at("sandboxes", sandbox, "files", "move"), { body: request, signal, once: true });
+  }
+
+  async removeFile(sandbox, path, { recursive, signal } = {}) {
+    await this.#ask("DELETE", at("sandboxes", sandbox, "files"), { query: { path, recursive }, signal });
+  }
+
+  async *watchFiles(sandbox, path, { recursive, signal } = {}) {
+    const res = await this.fetch(at("sandboxes", sandbox, "files", "watch"), {
+      query: { path, recursive }, headers: { Accept: "text/event-stream" }, signal,
+    });
+    await res.check();
+    for await (const event of res.events()) {
+      if (event.event === "error") throw new EngineError(event.data, 0, res.requestId);
+      if (event.event === "file") yield event.data;
+    }
+    throw new Error(`cannot watch ${path} any longer: the stream was cut`);
+  }
+
+  async exportFiles(sandbox, path, { signal } = {}) {
+    const res = await this.fetch(at("sandboxes", sandbox, "files", "archive"), { query: { path }, signal });
+    await res.check();
+    return res;
+  }
+
+  async importFiles(sandbox, path, body, { signal } = {}) {
+    const res = await this.fetch(at("sandboxes", sandbox, "files", "archive"), { method: "PUT", query: { path }, body, signal });
+    return res.json();
   }
 
   capabilities(project, { signal } = {}) {
@@ -306,6 +450,11 @@ function parseEvent(block) {
   }
   if (event.event === "") return undefined;
   return { ...event, data: JSON.parse(event.data) };
+}
+
+// chosen are the parameters of a filter of sandboxes.
+function chosen({ owner, labels = {}, states = [] }) {
+  return { owner, label: Object.entries(labels).map(([key, value]) => `${key}=${value}`), state: states };
 }
 
 async function* withBytes(records) {

@@ -10,6 +10,13 @@ export interface Allowed {
   txBytes: number;
 }
 
+export interface Archived {
+  bytes: number;
+  entries: number;
+  /** the first hundred */
+  skipped: Skipped[];
+}
+
 export interface Call {
   /** for what is no read; see engine approve */
   approval?: Envelope | null;
@@ -19,6 +26,12 @@ export interface Call {
   args?: unknown;
   /** of the project, where it has several */
   environment?: string;
+}
+
+export interface Callback {
+  /** base64 of 16 bytes to 4 KiB: the key of the signatures */
+  secret: string;
+  url: string;
 }
 
 export interface Caller {
@@ -55,6 +68,12 @@ export interface Check {
   /** start, gc, admission, drain */
   name: string;
   ok: boolean;
+}
+
+export interface Clamped {
+  asked: number;
+  granted: number;
+  limit: string;
 }
 
 export interface Denied {
@@ -95,8 +114,99 @@ export interface Error {
   message: string;
 }
 
+export interface Estimate {
+  cpus: number;
+  /** 10^9 bytes */
+  memoryGb: number;
+}
+
+export interface EstimateRequest {
+  inputs: InputFile[];
+}
+
+export interface Exec {
+  command: string[];
+  /** NAME=VALUE */
+  env: string[];
+  id: string;
+  /** null while it runs */
+  result: ExecResult | null;
+  started: string;
+  stdin: boolean;
+  tty: WindowSize | null;
+  workdir: string;
+}
+
+export interface ExecDone {
+  next: string;
+}
+
+export interface ExecEvent {
+  /** of what follows */
+  cursor: string;
+  /** base64 */
+  data?: string;
+  /** bytes */
+  dropped?: number;
+  /** data; tail: the last of what was dropped; dropped: bytes that are missing here; exit, the last one */
+  kind: string;
+  /** of exit; missing if nobody knows */
+  result?: ExecResult | null;
+  /** over both streams */
+  seq?: number;
+  /** stdout or stderr */
+  stream?: string;
+  time: string;
+}
+
+export interface ExecEvents {
+  /** nothing will follow */
+  done: boolean;
+  events: ExecEvent[];
+  /** cursor of what follows */
+  next: string;
+}
+
+export interface ExecList {
+  execs: Exec[];
+}
+
+export interface ExecRequest {
+  command: string[];
+  /** added to the sandbox's */
+  env?: Record<string, string>;
+  /** letters, digits and ._:-, at most 128; chosen if it is not given */
+  id?: string;
+  /** of each stream; default 1000000 */
+  outputKeptBytes?: number;
+  /** it will be written to; otherwise it reads /dev/null */
+  stdin?: boolean;
+  /** from its start; default the sandbox's end */
+  timeoutSeconds?: number;
+  /** a terminal of this size; its output is all stdout then */
+  tty?: WindowSize | null;
+  workdir?: string;
+}
+
+export interface ExecResult {
+  cpuSecs: number | null;
+  durationMs: number;
+  error: Error | null;
+  exitCode: number | null;
+  /** as of a run; empty: it was never started, error says why */
+  reason: string;
+  signal: string;
+  stderrBytes: number;
+  stderrTruncated: boolean;
+  stdoutBytes: number;
+  stdoutTruncated: boolean;
+  timedOut: boolean;
+}
+
 export interface Failure {
   error: Error;
+  /** of a failure that concerns a sandbox */
+  sandbox?: SandboxFailure | null;
   /** everything that is wrong with the arguments of a capability */
   violations?: Violation[];
 }
@@ -121,6 +231,38 @@ export interface FileDigest {
   path: string;
   sha256: string;
   size: number;
+}
+
+export interface FileEvent {
+  /** the same for the two halves of one move */
+  cookie: number;
+  directory: boolean;
+  path: string;
+  /** created, modified, written, changed, removed, moved_from, moved_to, or overflow: look for yourself */
+  type: string;
+}
+
+export interface FileInfo {
+  gid: number;
+  modTime: string;
+  /** permissions as a number */
+  mode: number;
+  name: string;
+  size: number;
+  /** file, directory, symlink or other */
+  type: string;
+  /** inside */
+  uid: number;
+}
+
+export interface FileList {
+  entries: FileInfo[];
+  /** give it as after for the next page; empty: this was the last */
+  next: string;
+}
+
+export interface FilePath {
+  path: string;
 }
 
 export interface GCAction {
@@ -179,6 +321,12 @@ export interface ImageList {
   images: Image[];
 }
 
+export interface InputFile {
+  name: string;
+  /** bytes */
+  size: number;
+}
+
 export interface Layer {
   diffId: string;
   digest: string;
@@ -207,6 +355,26 @@ export interface Limits {
   tmpMb?: number;
   /** MiB of /workload; default 256, or half of the memory */
   workspaceMb?: number;
+}
+
+export interface Liveness {
+  alive: boolean;
+  oomKilled: boolean;
+}
+
+export interface MkdirRequest {
+  /** default 0755 */
+  mode?: number;
+  /** make those above it too; one that is there is fine */
+  parents?: boolean;
+  /** absolute, inside */
+  path: string;
+}
+
+export interface MoveRequest {
+  from: string;
+  replace?: boolean;
+  to: string;
 }
 
 export interface NetworkInfo {
@@ -267,6 +435,20 @@ export interface Problem {
 
 export interface Progress {
   line: string;
+}
+
+export interface Removed {
+  /** what was there; none is a success too */
+  count: number;
+}
+
+export interface RenewRequest {
+  /** default that which it was created with */
+  ttlSeconds?: number;
+}
+
+export interface Renewed {
+  deadline: string;
 }
 
 export interface Reply {
@@ -393,6 +575,113 @@ export interface RuntimeInfo {
   version: string;
 }
 
+export interface Sandbox {
+  alive: boolean;
+  /** what was asked for above the ceilings */
+  clamped: Clamped[];
+  createdAt: string;
+  /** when its time to live is over; null until it is ready */
+  deadline: string | null;
+  /** null: nothing was estimated */
+  estimate: Estimate | null;
+  /** of its run */
+  id: string;
+  image: string;
+  labels: Record<string, string>;
+  limits: SandboxLimits;
+  name: string;
+  oomKilled: boolean;
+  owner: string;
+  /** null until it has ended */
+  result: Result | null;
+  rootfs: string;
+  runtime: string;
+  /** queued, starting, ready, paused or ended */
+  state: string;
+}
+
+export interface SandboxFailure {
+  id: string;
+  /** create, teardown or isAlive */
+  operation: string;
+  owner: string;
+  /** its name */
+  sandbox: string;
+  /** of the sandbox, or the kind of the cause; empty where nothing is known */
+  status: string;
+}
+
+export interface SandboxLimits {
+  cpus: number;
+  /** 0: never */
+  idleSeconds: number;
+  memoryMb: number;
+  pids: number;
+  ttlSeconds: number;
+}
+
+export interface SandboxList {
+  sandboxes: Sandbox[];
+}
+
+export interface SandboxRequest {
+  /** where its events are sent to */
+  callback?: Callback | null;
+  /** small, large, heavy, or what the config names */
+  class?: string;
+  /** cpus and memoryMb must be given, or follow from class or inputs */
+  cpus?: number;
+  /** as of a run */
+  egress?: string[];
+  /** of every program in it */
+  env?: Record<string, string>;
+  /** ends it after so long without anything to do; negative: never */
+  idleSeconds?: number;
+  /** of the store; default the config's */
+  image?: string;
+  /** what it will work on, for the estimate of its size */
+  inputs?: InputFile[];
+  labels?: Record<string, string>;
+  /** MiB */
+  memoryMb?: number;
+  /** unique on the host: letters, digits and ._:-, at most 128 */
+  name: string;
+  /** who may adopt it; default the caller's tenant, or name */
+  owner?: string;
+  pids?: number;
+  /** absolute path of a directory on the host; for admin alone */
+  rootfs?: string;
+  runtime?: string;
+  /** values that its programs see and no record has */
+  secrets?: Record<string, string>;
+  /** time to live from readiness */
+  ttlSeconds?: number;
+}
+
+export interface SignalRequest {
+  /** SIGTERM, TERM, or a number */
+  signal: string;
+}
+
+export interface Skipped {
+  path: string;
+  why: string;
+}
+
+export interface Stats {
+  /** now */
+  memoryBytes: number | null;
+  paused: boolean;
+  /** processes and threads, now */
+  pids: number | null;
+  time: string;
+  usage: Usage;
+}
+
+export interface StdinReply {
+  bytes: number;
+}
+
 export interface Timing {
   firstOutputMs: number | null;
   phases: Phase[];
@@ -427,4 +716,9 @@ export interface Violation {
   message: string;
   /** RFC 6901; empty is the whole value */
   pointer: string;
+}
+
+export interface WindowSize {
+  columns: number;
+  rows: number;
 }

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"reflect"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -23,6 +24,7 @@ import (
 	"github.com/direct-oci/engine/cmd/engine-runner/api"
 	"github.com/direct-oci/engine/cmd/engine-runner/config"
 	"github.com/direct-oci/engine/engine"
+	sandboxes "github.com/direct-oci/engine/service" // a test of this program has the name itself
 )
 
 func (a *app) serveCommand() *cobra.Command {
@@ -48,6 +50,7 @@ type serving struct {
 	log    *slog.Logger
 	live   *config.Live
 	server *api.Server
+	boxes  *sandboxes.Manager
 	http   *http.Server
 	tls    *api.TLS // nil: no address besides the socket
 	notify notifier
@@ -74,6 +77,7 @@ func (a *app) serve(verbose bool) error {
 	if err := s.prepare(c); err != nil {
 		return err
 	}
+	defer s.boxes.Close()
 	listeners, err := api.Listen(c.Serve(), s.tls)
 	if err != nil {
 		return err
@@ -94,9 +98,14 @@ func (s *serving) prepare(c config.Config) error {
 	if s.tls, err = api.NewTLS(c.Serve().TCP); err != nil {
 		return err
 	}
+	boxes := c.Sandboxes()
+	boxes.Log = s.log
+	if s.boxes, err = sandboxes.New(boxes, sandboxes.OnHost(c.Host())); err != nil {
+		return err
+	}
 	s.live = config.NewLive(c, s.app.loadConfig, s.accept, key, os.Getenv("CREDENTIALS_DIRECTORY"))
 	s.server = api.New(api.Options{
-		Host: c.Host(), Runner: s.live.Runner, Policy: policy, Log: s.log,
+		Host: c.Host(), Runner: s.live.Runner, Policy: policy, Sandboxes: s.boxes, Log: s.log,
 		Keep: func(_ context.Context, reply capability.Reply) error {
 			return s.app.keepReceipt(s.live.Config(), &callFlags{}, reply)
 		},
@@ -120,6 +129,9 @@ func (s *serving) accept(c config.Config) error {
 			return engine.Refused("bad_config", "cannot change %s from %q to %q while serving", fixed.name, fixed.was, fixed.is).
 				WithFix("restart the service: runs go on meanwhile")
 		}
+	}
+	if !reflect.DeepEqual(old.Sandboxes(), c.Sandboxes()) {
+		return engine.Refused("bad_config", "cannot change service.sandboxes while serving").WithFix("restart the service: sandboxes go on meanwhile")
 	}
 	policy, err := api.NewPolicy(c)
 	if err != nil {

@@ -111,6 +111,7 @@ func TestContract(t *testing.T) {
 	id := client.NewRunID()
 	start, _ := json.Marshal(script("echo out; echo err >&2; sleep 1"))
 	start = append(start[:len(start)-1], fmt.Sprintf(`,"id":%q}`, id)...)
+	sandbox := `{"name":"one","owner":"wf:1","image":"box","runtime":"embedded","cpus":1,"memoryMb":256}`
 	job := `{"approveLocally":true,"args":{"files":[{"path":"main.sh","contents":"echo one >&2; echo two"}],"entrypoint":"main.sh"}}`
 	for _, step := range []struct {
 		method, path, accept, body string
@@ -127,6 +128,46 @@ func TestContract(t *testing.T) {
 		{"POST", "/v1/runs/" + id + "/kill", "", "", 0},
 		{"DELETE", "/v1/runs/" + id, "", "", 200},
 		{"DELETE", "/v1/runs/" + id, "", "", 404},
+		{"POST", "/v1/sandboxes", "", sandbox, 201},
+		{"POST", "/v1/sandboxes", "", sandbox, 200},
+		{"POST", "/v1/sandboxes", "", strings.Replace(sandbox, "wf:1", "wf:2", 1), 409},
+		{"POST", "/v1/sandboxes", "", `{"name":"two","image":"box"}`, 400},
+		{"GET", "/v1/sandboxes", "", "", 200},
+		{"GET", "/v1/sandboxes/one", "", "", 200},
+		{"GET", "/v1/sandboxes/one/liveness", "", "", 200},
+		{"GET", "/v1/sandboxes/one/stats", "", "", 200},
+		{"POST", "/v1/sandboxes/one/renew", "", `{"ttlSeconds":60}`, 200},
+		{"POST", "/v1/sandboxes/one/pause", "", "", 200},
+		{"POST", "/v1/sandboxes/one/resume", "", "", 200},
+		{"POST", "/v1/estimate", "", `{"inputs":[{"name":"a.csv","size":5}]}`, 200},
+		{"POST", "/v1/sandboxes/one/execs", "", `{"id":"e:1","command":["sh","-c","read a; echo $a; stty size"],"tty":{"rows":24,"columns":80},"stdin":true}`, 200},
+		{"POST", "/v1/sandboxes/one/execs", "", `{"command":["no-such-program"]}`, 400},
+		{"GET", "/v1/sandboxes/one/execs", "", "", 200},
+		{"GET", "/v1/sandboxes/one/execs/e:1", "", "", 200},
+		{"GET", "/v1/sandboxes/one/execs/none", "", "", 404},
+		{"POST", "/v1/sandboxes/one/execs/e:1/resize", "", `{"rows":30,"columns":90}`, 200},
+		{"POST", "/v1/sandboxes/one/execs/e:1/signal", "", `{"signal":"SIGWINCH"}`, 200},
+		{"POST", "/v1/sandboxes/one/execs/e:1/signal", "", `{"signal":"SIGNOT"}`, 400},
+		{"GET", "/v1/sandboxes/one/execs/e:1/wait?seconds=0", "", "", 200},
+		{"POST", "/v1/sandboxes/one/execs/e:1/stdin", "", "hello\n", 200},
+		{"GET", "/v1/sandboxes/one/execs/e:1/events", "text/event-stream", "", 200},
+		{"GET", "/v1/sandboxes/one/execs/e:1/events", "", "", 200},
+		{"GET", "/v1/sandboxes/one/execs/e:1/events?cursor=nonsense", "", "", 400},
+		{"GET", "/v1/sandboxes/one/execs/e:1/wait", "", "", 200},
+		{"GET", "/v1/sandboxes/one/execs/e:1/attach", "", "", 426},
+		{"PUT", "/v1/sandboxes/one/files/content?path=/workload/a", "", "content", 200},
+		{"GET", "/v1/sandboxes/one/files/content?path=/workload/a", "", "", 200},
+		{"GET", "/v1/sandboxes/one/files/content?path=/none", "", "", 404},
+		{"GET", "/v1/sandboxes/one/files/stat?path=/workload/a", "", "", 200},
+		{"GET", "/v1/sandboxes/one/files/list?path=/workload", "", "", 200},
+		{"POST", "/v1/sandboxes/one/files/mkdir", "", `{"path":"/workload/b"}`, 200},
+		{"POST", "/v1/sandboxes/one/files/move", "", `{"from":"/workload/a","to":"/workload/b/a"}`, 200},
+		{"GET", "/v1/sandboxes/one/files/archive?path=/workload", "", "", 200},
+		{"PUT", "/v1/sandboxes/one/files/archive?path=/tmp/x", "", string(make([]byte, 1024)), 200},
+		{"DELETE", "/v1/sandboxes/one/files?path=/workload/b&recursive=true", "", "", 200},
+		{"GET", "/v1/sandboxes/one/files/watch?path=/none", "", "", 404},
+		{"DELETE", "/v1/sandboxes/one", "", "", 200},
+		{"DELETE", "/v1/sandboxes?owner=wf:1", "", "", 200},
 		{"GET", "/v1/capabilities", "", "", 200},
 		{"POST", "/v1/projects/shop/capabilities/workload.execute/call", "", job, 200},
 		{"POST", "/v1/projects/shop/capabilities/workload.execute/call", "text/event-stream", job, 200},
@@ -172,7 +213,8 @@ type session struct {
 func (s *session) do(method, path, accept, body string, status int) {
 	s.t.Helper()
 	name := method + " " + path
-	template, op, ok := s.d.find(method, path)
+	bare, _, _ := strings.Cut(path, "?")
+	template, op, ok := s.d.find(method, bare)
 	if !ok {
 		s.t.Errorf("%s is not described", name)
 		return
@@ -181,8 +223,8 @@ func (s *session) do(method, path, accept, body string, status int) {
 	if body != "" {
 		if op.RequestBody == nil {
 			s.t.Errorf("%s: the description has no body", name)
-		} else if status < 400 {
-			s.d.check(name+" request", op.RequestBody.Content["application/json"].Schema, []byte(body))
+		} else if content, ok := op.RequestBody.Content["application/json"]; ok && status < 400 {
+			s.d.check(name+" request", content.Schema, []byte(body))
 		}
 	}
 	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -23,16 +23,18 @@ import (
 
 	"github.com/direct-oci/engine/capability"
 	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/service"
 )
 
 // Options are what a server is made of. All but Timeouts is required.
 type Options struct {
-	Host     engine.Host
-	Runner   func() *capability.Runner                               // of the config in force
-	Keep     func(ctx context.Context, reply capability.Reply) error // keeps a receipt
-	Policy   *Policy                                                 // who may do what, to begin with
-	Log      *slog.Logger
-	Timeouts Timeouts
+	Host      engine.Host
+	Runner    func() *capability.Runner                               // of the config in force
+	Keep      func(ctx context.Context, reply capability.Reply) error // keeps a receipt
+	Sandboxes *service.Manager                                        // the server does not close it
+	Policy    *Policy                                                 // who may do what, to begin with
+	Log       *slog.Logger
+	Timeouts  Timeouts
 }
 
 // Timeouts bound what a client can hold up. Zero is the default.
@@ -56,17 +58,19 @@ func (t Timeouts) filled() Timeouts {
 
 // Server answers requests.
 type Server struct {
-	host     engine.Host
-	runner   func() *capability.Runner
-	keep     func(ctx context.Context, reply capability.Reply) error
-	log      *slog.Logger
-	timeouts Timeouts
-	policy   atomic.Pointer[Policy]
-	metrics  *metrics
-	follower *follower
-	handler  http.Handler
-	drain    drain
-	gc       gcState
+	host      engine.Host
+	runner    func() *capability.Runner
+	keep      func(ctx context.Context, reply capability.Reply) error
+	log       *slog.Logger
+	timeouts  Timeouts
+	policy    atomic.Pointer[Policy]
+	metrics   *metrics
+	follower  *follower
+	sandboxes *service.Manager
+	files     *guests
+	handler   http.Handler
+	drain     drain
+	gc        gcState
 
 	stopping context.Context // ends when streams have to
 	stop     context.CancelFunc
@@ -77,6 +81,7 @@ type Server struct {
 func New(o Options) *Server {
 	s := &Server{
 		host: o.Host, runner: o.Runner, keep: o.Keep, log: o.Log, timeouts: o.Timeouts.filled(),
+		sandboxes: o.Sandboxes, files: newGuests(o.Sandboxes),
 		metrics: newMetrics(), drain: drain{path: drainPath(o.Host)},
 	}
 	s.stopping, s.stop = context.WithCancel(context.Background())
@@ -84,6 +89,9 @@ func New(o Options) *Server {
 	s.follower = newFollower(o.Host, s.metrics)
 	s.metrics.gauges(s)
 	s.describe = sync.OnceValues(describe)
+	if on, err := s.drain.on(); s.sandboxes != nil && (on || err != nil) {
+		s.sandboxes.Drain(true)
+	}
 	s.handler = s.mux()
 	return s
 }

@@ -273,3 +273,15 @@ func (x *exchange) number(name string, otherwise, most int64) (int64, error) {
 	}
 	return n, nil
 }
+
+// flag reads a parameter that is true or false.
+func (x *exchange) flag(name string) (bool, error) {
+	switch text := x.r.URL.Query().Get(name); text {
+	case "", "false":
+		return false, nil
+	case "true":
+		return true, nil
+	default:
+		return false, engine.Refused("bad_parameter", "cannot accept %s=%q: want true or false", name, clip(text))
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"github.com/direct-oci/engine/capability"
 	"github.com/direct-oci/engine/client/wire"
 	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/service"
 )
 
 // statuses are those of kinds that have one of their own. All others have their class's.
@@ -26,6 +27,14 @@ var statuses = map[string]int{
 	"running":          http.StatusConflict,
 	"not_running":      http.StatusConflict,
 	"approval_used":    http.StatusConflict,
+	"name_conflict":    http.StatusConflict,
+	"not_ready":        http.StatusConflict,
+	"no_file":          http.StatusNotFound,
+	"file_denied":      http.StatusForbidden,
+	"sandbox_full":     http.StatusInsufficientStorage,
+	"no_websocket":     http.StatusUpgradeRequired,
+	"quota":            http.StatusTooManyRequests,
+	"queue_full":       http.StatusServiceUnavailable,
 	"body_too_large":   http.StatusRequestEntityTooLarge,
 	"not_available":    http.StatusNotImplemented,
 	"draining":         http.StatusServiceUnavailable,
@@ -59,6 +68,12 @@ func failure(err error) (wire.Failure, int) {
 	if errors.As(err, &violations) {
 		for _, v := range violations {
 			f.Violations = append(f.Violations, wire.Violation(v))
+		}
+	}
+	var concerns *service.Failure
+	if errors.As(err, &concerns) {
+		f.Sandbox = &wire.SandboxFailure{
+			Operation: concerns.Operation, Sandbox: concerns.Sandbox, ID: concerns.ID, Owner: concerns.Owner, Status: concerns.Status,
 		}
 	}
 	return f, statusOf(e)

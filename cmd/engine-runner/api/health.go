@@ -78,6 +78,9 @@ func (s *Server) setDrain(x *exchange) error {
 	if err := s.drain.set(ask.Draining); err != nil {
 		return engine.Failed("no_record", "cannot note that the service is draining: %w", err)
 	}
+	if s.sandboxes != nil {
+		s.sandboxes.Drain(ask.Draining)
+	}
 	s.log.Info("drain", "draining", ask.Draining, "caller", x.caller.Name)
 	return s.getDrain(x)
 }
@@ -159,6 +162,28 @@ func (s *Server) health(ctx context.Context) []wire.Check {
 	return []wire.Check{
 		check("start", "a run could start: programs, directories, cgroups, room", s.host.Ready(ctx)),
 		check("gc", "dead runs are collected", s.gc.stuck()),
+		check("admission", "there is an answer to who asks for room", s.admits()),
+	}
+}
+
+// admitBound is for the admission to say what is held, which takes it no time.
+const admitBound = time.Second
+
+// admits is why the admission does not answer, or nil.
+func (s *Server) admits() error {
+	if s.sandboxes == nil {
+		return nil
+	}
+	answered := make(chan struct{})
+	go func() {
+		s.sandboxes.Gate().Snapshot()
+		close(answered)
+	}()
+	select {
+	case <-answered:
+		return nil
+	case <-time.After(admitBound):
+		return engine.Failed("stuck", "cannot admit anything: the admission has not answered for %v", admitBound).WithFix("restart the service: sandboxes go on meanwhile")
 	}
 }
 

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"context"
 	"net/http"
 	"strconv"
 	"time"
@@ -10,6 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/service"
+	"github.com/direct-oci/engine/service/admission"
 )
 
 // metrics are the figures of one server. No label has a value that a caller can choose.
@@ -63,6 +66,9 @@ func newMetrics() *metrics {
 
 // gauges adds what is read when it is asked for.
 func (m *metrics) gauges(s *Server) {
+	if s.sandboxes != nil {
+		m.registry.MustRegister(room{s.sandboxes})
+	}
 	m.registry.MustRegister(
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "engine_runs_live", Help: "Runs known not to have ended."},
 			func() float64 { return float64(s.follower.live()) }),
@@ -73,6 +79,50 @@ func (m *metrics) gauges(s *Server) {
 			return 0
 		}),
 	)
+}
+
+// room are the figures of sandboxes and of the room for them, read when they are asked for.
+type room struct{ sandboxes *service.Manager }
+
+var (
+	sandboxesDesc = prometheus.NewDesc("engine_sandboxes", "Sandboxes on record, by state.", []string{"state"}, nil)
+	waitingDesc   = prometheus.NewDesc("engine_admission_waiting", "Sandboxes that wait for room.", nil, nil)
+	usedDesc      = prometheus.NewDesc("engine_admission_used", "What sandboxes take: memory in bytes, cpus, pids, and their number.", []string{"resource"}, nil)
+	totalDesc     = prometheus.NewDesc("engine_admission_total", "The bounds of it; 0: none.", []string{"resource"}, nil)
+	admittedDesc  = prometheus.NewDesc("engine_admission_decisions_total", "What became of those who asked for room.", []string{"decision"}, nil)
+)
+
+// Describe tells what Collect gives.
+func (r room) Describe(to chan<- *prometheus.Desc) { prometheus.DescribeByCollect(r, to) }
+
+// Collect reads the figures.
+func (r room) Collect(to chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	s := r.sandboxes.Gate().Snapshot()
+	gauge(waitingDesc, float64(s.Waiting))
+	for d, l := range map[*prometheus.Desc]admission.Limits{usedDesc: s.Used, totalDesc: s.Total} {
+		gauge(d, float64(l.Sandboxes), "sandboxes")
+		gauge(d, float64(l.Memory), "memory")
+		gauge(d, l.CPUs, "cpus")
+		gauge(d, float64(l.Pids), "pids")
+	}
+	for decision, n := range map[string]int64{"admitted": s.Counters.Admitted, "refused": s.Counters.Refused, "expired": s.Counters.Expired} {
+		to <- prometheus.MustNewConstMetric(admittedDesc, prometheus.CounterValue, float64(n), decision)
+	}
+	all, err := r.sandboxes.List(context.Background(), service.Filter{})
+	if err != nil {
+		to <- prometheus.NewInvalidMetric(sandboxesDesc, err)
+		return
+	}
+	states := map[service.State]int{service.Queued: 0, service.Starting: 0, service.Ready: 0, service.Paused: 0, service.Ended: 0}
+	for _, one := range all {
+		states[one.State]++
+	}
+	for state, n := range states {
+		gauge(sandboxesDesc, float64(n), string(state))
+	}
 }
 
 // methods are those that the API knows: a label never has a stranger's word.

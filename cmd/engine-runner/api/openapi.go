@@ -81,6 +81,9 @@ func (d *describer) operation(rt route) object {
 	if rt.body != nil {
 		op["requestBody"] = object{"required": true, "content": object{"application/json": object{"schema": d.schema(reflect.TypeOf(rt.body))}}}
 	}
+	if rt.bytes {
+		op["requestBody"] = object{"required": true, "content": object{"application/octet-stream": object{}}}
+	}
 	return op
 }
 

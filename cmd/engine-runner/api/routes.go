@@ -17,6 +17,7 @@ type route struct {
 	query   []parameter
 	headers []parameter
 	body    any     // of JSON, nil: none
+	bytes   bool    // the body is of any bytes
 	maxBody int64   // bytes
 	status  int     // of success
 	also    []int   // other statuses with the same body
@@ -60,7 +61,7 @@ var (
 
 // routes is the API.
 func routes() []route {
-	return append(runRoutes(), serviceRoutes()...)
+	return append(append(runRoutes(), sandboxRoutes()...), serviceRoutes()...)
 }
 
 func runRoutes() []route {

@@ -16,14 +16,15 @@ import (
 
 // Service is how engine serve listens, to whom, and the most that it grants.
 type Service struct {
-	Socket           string   `json:"socket" doc:"path of the Unix socket; default api.sock in runDir. systemd's socket wins"`
-	Access           []Access `json:"access" doc:"who may use the socket besides root; the first entry that fits a caller counts"`
-	TCP              *TCP     `json:"tcp" doc:"listen on an address too, always with TLS"`
-	Limits           Maxima   `json:"limits" doc:"maxima of one run of a caller who is no admin; default none"`
-	Egress           Egress   `json:"egress" doc:"the most that a caller who is no admin can be granted; default nothing"`
-	BestEffortLimits bool     `json:"bestEffortLimits" doc:"start runs even where this host cannot enforce a limit; results list which"`
-	GCSeconds        float64  `json:"gcSeconds" doc:"between two collections of what dead runs left; default 60"`
-	StopSeconds      float64  `json:"stopSeconds" doc:"for requests under way when the service is told to stop; default 20"`
+	Socket           string    `json:"socket" doc:"path of the Unix socket; default api.sock in runDir. systemd's socket wins"`
+	Access           []Access  `json:"access" doc:"who may use the socket besides root; the first entry that fits a caller counts"`
+	TCP              *TCP      `json:"tcp" doc:"listen on an address too, always with TLS"`
+	Limits           Maxima    `json:"limits" doc:"maxima of one run of a caller who is no admin; default none"`
+	Egress           Egress    `json:"egress" doc:"the most that a caller who is no admin can be granted; default nothing"`
+	BestEffortLimits bool      `json:"bestEffortLimits" doc:"start runs even where this host cannot enforce a limit; results list which"`
+	GCSeconds        float64   `json:"gcSeconds" doc:"between two collections of what dead runs left; default 60"`
+	Sandboxes        Sandboxes `json:"sandboxes" doc:"sandboxes that stay: defaults, ceilings, room"`
+	StopSeconds      float64   `json:"stopSeconds" doc:"for requests under way when the service is told to stop; default 20"`
 }
 
 // Maxima are the most that may be asked for.
@@ -151,6 +152,7 @@ func (k *checker) service(s Service) {
 	if _, err := sandbox.ParseGrants(s.Egress.Allow); err != nil {
 		k.bad("service.egress.allow", "is no list of grants: "+err.Error(), engine.AsError(err).Fix)
 	}
+	k.sandboxes(s.Sandboxes)
 	if s.TCP != nil {
 		k.tcp(*s.TCP)
 	}

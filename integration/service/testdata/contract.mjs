@@ -51,6 +51,34 @@ await engine.deleteRun(run.id);
 run = await engine.startRun({ image: "box", runtime: "embedded", command: ["sleep", "100"] });
 assert.equal((await engine.killRun(run.id)).result.reason, "cancelled");
 
+const box = { name: "ts", owner: "wf:1", image: "box", runtime: "embedded", cpus: 1, memoryMb: 256, labels: { from: "typescript" } };
+assert.equal((await engine.createSandbox(box)).state, "ready");
+await assert.rejects(engine.createSandbox({ ...box, owner: "wf:2" }), (err) => err.kind === "name_conflict" && err.sandbox.owner === "wf:1");
+const cat = await engine.startExec("ts", { command: ["sh", "-c", "cat; exit 4"], stdin: true });
+assert.equal((await engine.writeStdin("ts", cat.id, (async function* () { yield "one\n"; yield "two\n"; })(), { close: true })).bytes, 8);
+let written = "";
+for await (const piece of engine.followExec("ts", cat.id)) {
+  written += piece.bytes.toString();
+  if (piece.kind === "exit") assert.equal(piece.result.exitCode, 4);
+}
+assert.equal(written, "one\ntwo\n");
+const sleeper = await engine.startExec("ts", { command: ["sleep", "100"] });
+await engine.signalExec("ts", sleeper.id, "SIGTERM");
+assert.equal((await engine.waitExec("ts", sleeper.id)).result.signal, "SIGTERM");
+assert.equal((await engine.writeFile("ts", "/workload/a/b", "content", { parents: true, mode: 0o600 })).mode, 0o600);
+assert.equal(await (await engine.readFile("ts", "/workload/a/b")).text(), "content");
+const archive = await (await engine.exportFiles("ts", "/workload")).bytes();
+assert.ok((await engine.importFiles("ts", "/tmp/copy", archive)).entries >= 2);
+assert.equal((await engine.statFile("ts", "/tmp/copy/a/b")).size, 7);
+for await (const entry of engine.listFiles("ts", "/workload")) assert.equal(entry.name, "a");
+await assert.rejects(engine.readFile("ts", "/workload/none"), { kind: "no_file" });
+await engine.removeFile("ts", "/workload/a", { recursive: true });
+assert.equal((await engine.sandboxes({ labels: { from: "typescript" } })).sandboxes.length, 1);
+assert.equal((await engine.estimate([{ name: "a.csv", size: 1e9 }])).memoryGb, 10);
+assert.ok((await engine.liveness("ts")).alive);
+assert.equal((await engine.removeSandboxes({ owner: "wf:1" })).count, 1);
+await engine.removeSandbox("ts");
+
 const job = { approveLocally: true, args: { files: [{ path: "main.sh", contents: "echo on the way >&2; echo there" }], entrypoint: "main.sh" } };
 const lines = [];
 const reply = await engine.call("shop", "workload.execute", job, { onProgress: (line) => lines.push(line) });

@@ -1,0 +1,144 @@
+package config
+
+import (
+	"maps"
+	"net/netip"
+	"time"
+
+	"github.com/direct-oci/engine/service"
+	"github.com/direct-oci/engine/service/admission"
+	"github.com/direct-oci/engine/service/callback"
+)
+
+// Sandboxes is how sandboxes that stay are kept.
+type Sandboxes struct {
+	Image            string               `json:"image" doc:"of a sandbox that names none"`
+	Runtime          string               `json:"runtime" doc:"of a sandbox that names none; default auto"`
+	MaxCPUs          float64              `json:"maxCpus" doc:"what is more is cut down; default 64"`
+	MaxMemoryMB      int64                `json:"maxMemoryMb" doc:"MiB; likewise; default 262144"`
+	MaxPids          int64                `json:"maxPids" doc:"likewise; default 4096"`
+	MaxTTLSeconds    float64              `json:"maxTtlSeconds" doc:"likewise; default a day"`
+	TTLSeconds       float64              `json:"ttlSeconds" doc:"time to live of a sandbox that names none; default an hour"`
+	IdleSeconds      float64              `json:"idleSeconds" doc:"after so long without anything to do a sandbox ends that says nothing else; default never"`
+	KeepEndedSeconds float64              `json:"keepEndedSeconds" doc:"how long one that has ended stays on record; default an hour"`
+	StartSeconds     float64              `json:"startSeconds" doc:"for a sandbox to answer; default a minute"`
+	Classes          map[string]SizeClass `json:"classes" doc:"sizes by name; default small, large and heavy"`
+	Total            Bounds               `json:"total" doc:"of all sandboxes of the host at once; default no bound"`
+	Tenant           Share                `json:"tenant" doc:"of each tenant that is not named below"`
+	Tenants          map[string]Share     `json:"tenants" doc:"of tenants by name"`
+	Queue            int64                `json:"queue" doc:"who may wait for room at once; default 1000"`
+	WaitSeconds      float64              `json:"waitSeconds" doc:"the longest wait for room; default 30"`
+	Callbacks        Callbacks            `json:"callbacks" doc:"where events may be sent to"`
+}
+
+// SizeClass is a size that can be asked for by name.
+type SizeClass struct {
+	CPUs     float64 `json:"cpus" required:"true"`
+	MemoryMB int64   `json:"memoryMb" doc:"MiB" required:"true"`
+}
+
+// Bounds are of what is held at once. Zero is no bound.
+type Bounds struct {
+	Sandboxes int64   `json:"sandboxes"`
+	CPUs      float64 `json:"cpus"`
+	MemoryMB  float64 `json:"memoryMb" doc:"MiB"`
+	Pids      int64   `json:"pids"`
+}
+
+// Share is one tenant's part.
+type Share struct {
+	Sandboxes int64   `json:"sandboxes"`
+	CPUs      float64 `json:"cpus"`
+	MemoryMB  float64 `json:"memoryMb" doc:"MiB"`
+	Pids      int64   `json:"pids"`
+	Weight    float64 `json:"weight" doc:"its part of what gets free; default 1"`
+}
+
+// Callbacks are rules for the addresses that events are sent to.
+type Callbacks struct {
+	Off   bool     `json:"off" doc:"no sandbox may have one"`
+	HTTP  bool     `json:"http" doc:"also without TLS"`
+	Allow []string `json:"allow" doc:"ranges that are not public and may be sent to, 10.1.2.0/24"`
+}
+
+// Sandboxes is how sandboxes are kept by this config, for package service.
+func (c Config) Sandboxes() service.Config {
+	s := Sandboxes{}
+	if c.Service != nil {
+		s = c.Service.Sandboxes
+	}
+	out := service.Config{
+		StateDir: c.State(), Image: s.Image, Runtime: s.Runtime,
+		MaxCPUs: s.MaxCPUs, MaxMemoryMB: s.MaxMemoryMB, MaxPids: s.MaxPids,
+		MaxTTL: seconds(s.MaxTTLSeconds), TTL: seconds(s.TTLSeconds), Idle: seconds(s.IdleSeconds),
+		KeepEnded: seconds(s.KeepEndedSeconds), StartWithin: seconds(s.StartSeconds),
+		BestEffortLimits: c.Serve().BestEffortLimits,
+		Admission: admission.Config{
+			Total: s.Total.limits(), Default: s.Tenant.tenant(), Tenants: map[string]admission.Tenant{},
+			Queue: int(s.Queue), Wait: seconds(s.WaitSeconds),
+		},
+		Callbacks: callback.Config{Off: s.Callbacks.Off, HTTP: s.Callbacks.HTTP},
+	}
+	for name, share := range s.Tenants {
+		out.Admission.Tenants[name] = share.tenant()
+	}
+	if s.Classes != nil {
+		out.Classes = map[string]service.Class{}
+		for name, class := range s.Classes {
+			out.Classes[name] = service.Class(class)
+		}
+	}
+	for _, text := range s.Callbacks.Allow {
+		if prefix, err := netip.ParsePrefix(text); err == nil { // check has seen to it
+			out.Callbacks.Allow = append(out.Callbacks.Allow, prefix)
+		}
+	}
+	return out
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+func (b Bounds) limits() admission.Limits {
+	return admission.Limits{Sandboxes: int(b.Sandboxes), CPUs: b.CPUs, Memory: int64(b.MemoryMB * (1 << 20)), Pids: b.Pids}
+}
+
+func (s Share) tenant() admission.Tenant {
+	return admission.Tenant{Limits: Bounds{s.Sandboxes, s.CPUs, s.MemoryMB, s.Pids}.limits(), Weight: s.Weight}
+}
+
+func (k *checker) sandboxes(s Sandboxes) {
+	numbers := map[string]float64{
+		"maxCpus": s.MaxCPUs, "maxMemoryMb": float64(s.MaxMemoryMB), "maxPids": float64(s.MaxPids), "maxTtlSeconds": s.MaxTTLSeconds,
+		"ttlSeconds": s.TTLSeconds, "idleSeconds": s.IdleSeconds, "keepEndedSeconds": s.KeepEndedSeconds, "startSeconds": s.StartSeconds,
+		"queue": float64(s.Queue), "waitSeconds": s.WaitSeconds,
+	}
+	bounds := func(at string, b Bounds) {
+		maps.Copy(numbers, map[string]float64{
+			at + ".sandboxes": float64(b.Sandboxes), at + ".cpus": b.CPUs, at + ".memoryMb": b.MemoryMB, at + ".pids": float64(b.Pids),
+		})
+	}
+	bounds("total", s.Total)
+	shares := map[string]Share{"tenant": s.Tenant}
+	for name, share := range s.Tenants {
+		shares["tenants."+name] = share
+	}
+	for at, share := range shares {
+		bounds(at, Bounds{share.Sandboxes, share.CPUs, share.MemoryMB, share.Pids})
+		numbers[at+".weight"] = share.Weight
+	}
+	for name, class := range s.Classes {
+		if class.CPUs <= 0 || class.MemoryMB <= 0 {
+			k.bad("service.sandboxes.classes."+name, "is of no size", "give it cpus and memoryMb above zero")
+		}
+	}
+	for key, v := range numbers {
+		if v < 0 || v > 1e9 {
+			k.bad("service.sandboxes."+key, "is negative, or absurdly large", "")
+		}
+	}
+	for _, text := range s.Callbacks.Allow {
+		if _, err := netip.ParsePrefix(text); err != nil {
+			k.bad("service.sandboxes.callbacks.allow", "is no list of ranges", "write them as 10.1.2.0/24")
+		}
+	}
+}
