@@ -204,7 +204,10 @@ func (x *execution) running(f initwire.Frame) {
 		if x.exec.Timeout > 0 {
 			x.timer = time.AfterFunc(x.exec.Timeout, x.timeout)
 		}
-		close(x.begun)
+		go func() {
+			_ = x.record.Synced() // the result tells if it failed
+			close(x.begun)
+		}()
 	}
 	x.mu.Unlock()
 }
@@ -315,6 +318,7 @@ func (x *execution) publish(r *ExecResult, closed <-chan error) {
 		<-closed
 		return
 	}
+	r.noteError(x.exec.ID, x.record.Synced())
 	err := x.record.Stage(*r)
 	if lost := <-closed; lost != nil {
 		r.noteError(x.exec.ID, lost)

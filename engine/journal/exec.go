@@ -13,14 +13,16 @@ import (
 // ExecRecord is one program that was started in a session, by the id its caller chose:
 // a directory exec/<id> of the session's with
 //
-//	intent.json   written before the program is started
+//	intent.json   written before the program is started, on the disk before that is told
 //	exit.json     its result is known
 //	output.log    what it wrote
 //
 // One without a readable intent never began.
 type ExecRecord struct {
-	id  string // "<run>/<exec>": what its records say whose they are
-	dir string
+	id     string // "<run>/<exec>": what its records say whose they are
+	dir    string
+	synced chan struct{} // closed once the intent has reached the disk, or could not
+	failed error         // why it could not; read after synced
 }
 
 // ValidExecID says whether id may name an exec: it begins with a letter or a digit and
@@ -46,8 +48,9 @@ func ExecOutputPath(stateDir, run, exec string) string {
 	return filepath.Join(execsDir(stateDir, run), exec, outputName)
 }
 
-// CreateExec puts the intent of a new exec on record; when it returns, that has reached
-// the disk. It returns ErrExists, wrapped, where the id is taken.
+// CreateExec puts the intent of a new exec on record, and begins to bring it to the disk,
+// which Synced waits for. Whatever dies but the host, the intent stays. It returns
+// ErrExists, wrapped, where the id is taken.
 //
 // Preconditions: only the run's owner creates execs.
 func (r *Run) CreateExec(id string, intent any) (*ExecRecord, error) {
@@ -62,7 +65,7 @@ func (r *Run) CreateExec(id string, intent any) (*ExecRecord, error) {
 }
 
 func (r *Run) createExec(id string, intent any) (*ExecRecord, error) {
-	e := &ExecRecord{id: r.id + "/" + id, dir: filepath.Join(r.dir, "exec", id)}
+	e := &ExecRecord{id: r.id + "/" + id, dir: filepath.Join(r.dir, "exec", id), synced: make(chan struct{})}
 	data, err := encodeRecord(e.id, Intent, intent)
 	if err != nil {
 		return nil, err
@@ -70,7 +73,7 @@ func (r *Run) createExec(id string, intent any) (*ExecRecord, error) {
 	err = os.Mkdir(e.dir, 0o700)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err = os.Mkdir(filepath.Dir(e.dir), 0o700); err == nil || errors.Is(err, fs.ErrExist) {
-			err = errors.Join(syncDir(r.dir), os.Mkdir(e.dir, 0o700))
+			err = errors.Join(syncFile(r.dir), os.Mkdir(e.dir, 0o700))
 		}
 	}
 	if errors.Is(err, fs.ErrExist) {
@@ -80,11 +83,25 @@ func (r *Run) createExec(id string, intent any) (*ExecRecord, error) {
 		return nil, err
 	}
 	// In place and not by renaming: an exec with a torn intent is one that never began.
-	err = writeFile(filepath.Join(e.dir, Intent+".json"), data, true)
-	if err = errors.Join(err, syncDir(e.dir), syncDir(filepath.Dir(e.dir))); err != nil {
+	if err = writeFile(filepath.Join(e.dir, Intent+".json"), data, false); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(e.dir))
 	}
+	go func() {
+		defer close(e.synced)
+		e.failed = errors.Join(syncFile(filepath.Join(e.dir, Intent+".json")), syncFile(e.dir), syncFile(filepath.Dir(e.dir)))
+	}()
 	return e, nil
+}
+
+// Synced returns once the intent has reached the disk, or with the reason why it did not.
+//
+// Preconditions: CreateExec made e.
+func (e *ExecRecord) Synced() error {
+	<-e.synced
+	if e.failed != nil {
+		return fmt.Errorf("cannot record exec %s: %w", e.id, e.failed)
+	}
+	return nil
 }
 
 // OpenExec opens the record of an exec for reading. It returns fs.ErrNotExist, wrapped,
@@ -120,7 +137,7 @@ func (e *ExecRecord) Stage(result any) error {
 func (e *ExecRecord) Publish() error {
 	err := os.Rename(e.staged(), filepath.Join(e.dir, Exit+".json"))
 	if err == nil {
-		err = syncDir(e.dir)
+		err = syncFile(e.dir)
 	}
 	if err != nil {
 		return fmt.Errorf("cannot record the end of exec %s: %w", e.id, err)

@@ -107,10 +107,10 @@ func (r *Run) write(name string, v any, sync bool) error {
 		return nil
 	}
 	if name != Intent {
-		return syncDir(r.dir)
+		return syncFile(r.dir)
 	}
 	// The first record also puts the run's own name on disk, one directory up.
-	return errors.Join(syncDir(r.dir), syncDir(filepath.Dir(r.dir)))
+	return errors.Join(syncFile(r.dir), syncFile(filepath.Dir(r.dir)))
 }
 
 // encodeRecord is a record as it stands in its file.
@@ -137,7 +137,7 @@ func encodeRecord(run, name string, v any) ([]byte, error) {
 func (r *Run) Sync(name string) error {
 	f, err := os.Open(filepath.Join(r.dir, name+".json"))
 	if err == nil {
-		err = errors.Join(f.Sync(), f.Close(), syncDir(r.dir))
+		err = errors.Join(f.Sync(), f.Close(), syncFile(r.dir))
 	}
 	if err != nil {
 		return fmt.Errorf("cannot sync record %s of run %s: %w", name, r.id, err)
@@ -198,12 +198,13 @@ func writeFile(path string, data []byte, sync bool) error {
 	return errors.Join(err, f.Close())
 }
 
-func syncDir(path string) error {
-	d, err := os.Open(path)
+// syncFile brings a file, or the names in a directory, to the disk.
+func syncFile(path string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return errors.Join(f.Sync(), f.Close())
 }
 
 // Read reads the record name into v, which may be nil. A record that was never

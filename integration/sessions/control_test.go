@@ -154,7 +154,7 @@ func TestRaw(t *testing.T) {
 			t.Errorf("on record are stdout = %q and stderr = %q: %s", stdout, stderr, show(r))
 		}
 		// The program of a caller that goes away sees its streams end.
-		e.ID = "left"
+		e.ID, e.Command = "left", []string{"sh", "-c", "cat >/dev/null"} // one that wrote could meet its reader's end first
 		if err := b.exec(id, e).Close(); err != nil {
 			t.Fatal(err)
 		}
