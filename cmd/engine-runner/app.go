@@ -61,7 +61,7 @@ func (a *app) rootCommand() *cobra.Command {
 	flags.StringVar(&a.cgroupRoot, "cgroup-root", "", "`DIR` of the cgroups of all runs, instead of the config's")
 	root.AddCommand(
 		a.capabilitiesCommand(), a.callCommand(), a.digestCommand(), a.approveCommand(),
-		a.verifyCommand(), a.auditCommand(), a.actionCommand(), a.configCommand(), a.serveCommand(),
+		a.verifyCommand(), a.auditCommand(), a.actionCommand(), a.configCommand(), a.serveCommand(), a.controlplaneCommand(),
 	)
 	return root
 }

@@ -54,6 +54,9 @@ type serving struct {
 	http   *http.Server
 	tls    *api.TLS // nil: no address besides the socket
 	notify notifier
+
+	unlink chan struct{} // closed to stop the link; nil: there is none
+	linked chan error    // what it came to
 }
 
 func (a *app) serve(verbose bool) error {
@@ -133,6 +136,9 @@ func (s *serving) accept(c config.Config) error {
 	if !reflect.DeepEqual(old.Sandboxes(), c.Sandboxes()) {
 		return engine.Refused("bad_config", "cannot change service.sandboxes while serving").WithFix("restart the service: sandboxes go on meanwhile")
 	}
+	if !reflect.DeepEqual(old.ControlPlane, c.ControlPlane) {
+		return engine.Refused("bad_config", "cannot change controlPlane while serving").WithFix("restart the service: runs go on meanwhile")
+	}
 	policy, err := api.NewPolicy(c)
 	if err != nil {
 		return err
@@ -162,12 +168,15 @@ func (s *serving) run(listeners []net.Listener, signals <-chan os.Signal) error 
 	}
 	go s.server.Collect(ctx, s.live.Config().Serve().GCEvery())
 	go s.server.Follow(ctx)
+	s.startLink(ctx)
 	go s.notify.watch(ctx, func(ctx context.Context) error { return s.answers(ctx, listeners[0].Addr()) })
 	s.notify.send("READY=1\nSTATUS=serving")
 	for {
 		select {
 		case err := <-failed:
 			return engine.Failed("no_socket", "cannot go on to accept connections: %w", err)
+		case err := <-s.linked:
+			return err // it returns before it is told to only if it could not begin
 		case sig := <-signals:
 			if sig != syscall.SIGHUP {
 				s.log.Info("stopping", "signal", sig.String())
@@ -200,6 +209,7 @@ func (s *serving) stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), bound)
 	defer cancel()
 	s.server.StopStreams()
+	defer s.stopLink(ctx)()
 	if err := s.http.Shutdown(ctx); err != nil {
 		s.log.Warn("requests were still under way", "after", bound.String(), "message", err.Error())
 		s.http.Close() // their runs go on

@@ -17,7 +17,6 @@ var absent = []struct{ name, what string }{
 	{"apply", "changes to a workspace"},
 	{"discard", "changes to a workspace"},
 	{"step", "runs in several steps"},
-	{"controlplane", "service"},
 }
 
 func absentCommands() []*cobra.Command {

@@ -25,6 +25,7 @@ var handedOver = []struct{ name, short string }{
 	{"config", "check the governed runner's config, or print its schema"},
 	{"serve", "the service: an API to start and follow runs, for programs"},
 	{"digest", "print the digest of a workload spec"},
+	{"controlplane", "a control plane for development, and calls through it"},
 }
 
 func (a *app) handedOverCommands() []*cobra.Command {

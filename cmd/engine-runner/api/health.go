@@ -62,6 +62,9 @@ func (d *drain) refuse(stopping context.Context) error {
 	return nil
 }
 
+// Draining reports whether nothing new may start, also when that cannot be told.
+func (s *Server) Draining() bool { return s.drain.refuse(s.stopping) != nil }
+
 func (s *Server) getDrain(x *exchange) error {
 	on, err := s.drain.on()
 	if err != nil {

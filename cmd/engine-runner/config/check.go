@@ -13,6 +13,7 @@ import (
 	"github.com/direct-oci/engine/capability/sandbox"
 	"github.com/direct-oci/engine/capability/secret"
 	"github.com/direct-oci/engine/capability/signed"
+	"github.com/direct-oci/engine/cmd/engine-runner/link/wire"
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/engine/spelling"
 )
@@ -45,7 +46,7 @@ func (c *Config) check() []Problem {
 		k.sandbox(*c.Sandbox)
 	}
 	if c.ControlPlane != nil {
-		k.secrets("controlPlane", map[string]secret.Source{"signingSecret": c.ControlPlane.SigningSecret})
+		k.controlPlane(*c.ControlPlane)
 	}
 	if c.Service != nil {
 		k.service(*c.Service)
@@ -71,6 +72,31 @@ func (k *checker) secrets(at string, sources map[string]secret.Source) {
 		}
 		if err := s.Check(); err != nil {
 			k.bad(key, "is no source of a secret: "+err.Error(), "")
+		}
+	}
+}
+
+func (k *checker) controlPlane(p ControlPlane) {
+	k.secrets("controlPlane", map[string]secret.Source{"signingSecret": p.SigningSecret})
+	if err := wire.CheckURL(p.URL); err != nil {
+		k.bad("controlPlane.url", err.Error(), "")
+	}
+	if !wire.ValidName(p.Identity) {
+		k.bad("controlPlane.identity", "is no name of a runner", "use at most 128 letters, digits and . _ : @ -")
+	}
+	if p.CAFile != "" && !filepath.IsAbs(p.CAFile) {
+		k.bad("controlPlane.caFile", "is not an absolute path", "")
+	}
+	for _, n := range []struct {
+		key                string
+		value, least, most float64
+	}{
+		{"maxConcurrent", float64(p.MaxConcurrent), 1, 1000},
+		{"maxOutboxMb", p.MaxOutboxMB, 64, 1 << 20},
+		{"clockSkewSeconds", p.ClockSkewSeconds, 1, 3600},
+	} {
+		if n.value != 0 && (n.value < n.least || n.value > n.most) {
+			k.bad("controlPlane."+n.key, fmt.Sprintf("is not between %v and %v", n.least, n.most), "")
 		}
 	}
 }

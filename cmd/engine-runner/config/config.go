@@ -100,9 +100,14 @@ type Egress struct {
 
 // ControlPlane is the service that may call this runner.
 type ControlPlane struct {
-	URL           string        `json:"url" required:"true"`
-	Identity      string        `json:"identity" doc:"what this runner calls itself" required:"true"`
-	SigningSecret secret.Source `json:"signingSecret" doc:"shared beforehand, never sent" required:"true"`
+	URL           string        `json:"url" doc:"wss://HOST[:PORT]/PATH; ws:// only to this very host" required:"true"`
+	Identity      string        `json:"identity" doc:"what this runner calls itself: letters, digits and . _ : @ -" required:"true"`
+	SigningSecret secret.Source `json:"signingSecret" doc:"shared beforehand, never sent; 16 bytes at least, better 32 random ones" required:"true"`
+
+	CAFile           string  `json:"caFile" doc:"certificates, in PEM, that may have signed the control plane's; default the system's"`
+	MaxConcurrent    int64   `json:"maxConcurrent" doc:"invocations at once; default 8"`
+	MaxOutboxMB      float64 `json:"maxOutboxMb" doc:"MiB on disk of invocations and results that are not acknowledged; default 1024"`
+	ClockSkewSeconds float64 `json:"clockSkewSeconds" doc:"how far the control plane's clock may be from this host's; default 300"`
 }
 
 // Problem is one thing that is wrong with a config.

@@ -77,7 +77,7 @@ service:
       ci: {sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08, allow: run, tenant: shop}
   limits: {cpus: 2, memoryMb: 1024}
   egress: {internet: true}
-controlPlane: {url: "https://control.example.com", identity: r1, signingSecret: hunter2-signing}
+controlPlane: {url: "wss://control.example.com/link", identity: r1, signingSecret: hunter2-signing}
 `
 
 func TestParse(t *testing.T) {
