@@ -46,6 +46,10 @@ func makePlan(ctx context.Context, h Host, req Request) (p plan, err error) {
 // isGVisor reports whether the program runs on gVisor's kernel and not on the host's.
 func (p plan) isGVisor() bool { return p.Runtime.Name == "runsc" }
 
+// migrates reports whether the runtime moves its first process into the cgroup. gVisor
+// and the launcher start theirs inside, and would wait for the move of another.
+func (p plan) migrates() bool { return !p.isGVisor() && p.Runtime.Name != "direct" }
+
 // sentryTasks is room for gVisor's own threads: the Sentry's, the gofer's, and those
 // that Go adds while some of them block.
 const sentryTasks = 512

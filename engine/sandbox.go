@@ -126,8 +126,8 @@ func (sb *sandbox) controls(controllers ...string) bool {
 // warm shortens the wait of runtimes that move their first process into a cgroup,
 // which costs one RCU grace period: it pays for that period beside the other steps.
 func (sb *sandbox) warm() (stop func()) {
-	if sb.isGVisor() {
-		return func() {} // starts its processes inside their cgroup
+	if !sb.Plan.migrates() {
+		return func() {}
 	}
 	done := make(chan struct{})
 	go sb.Hierarchy.Group(cgroups.Monitors).WarmMigration(done)

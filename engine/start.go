@@ -173,7 +173,7 @@ func (r *Run) handOver(record *journal.Run, h hello, stdio Stdio) error {
 	if err := r.spawn(h.Hierarchy, record.Lock(), stdio); err != nil {
 		return err
 	}
-	if !h.Plan.isGVisor() {
+	if h.Plan.migrates() {
 		go h.Hierarchy.StartMigration()
 	}
 	failpoint("before-intent")
