@@ -21,7 +21,17 @@ type SandboxRequest struct {
 	Labels      map[string]string `json:"labels,omitempty"`
 	Egress      []string          `json:"egress,omitempty" doc:"as of a run"`
 	Secrets     map[string]string `json:"secrets,omitempty" doc:"values that its programs see and no record has"`
+	Mounts      *Mounts           `json:"mounts,omitempty" doc:"which of the host's directories it sees"`
 	Callback    *Callback         `json:"callback,omitempty" doc:"where its events are sent to"`
+}
+
+// Mounts says which of the host's directories a sandbox sees, by the config's stores.
+type Mounts struct {
+	Resource   string `json:"resource,omitempty" doc:"a tree, at /RESOURCE, read-only"`
+	Step       string `json:"step,omitempty" doc:"its own directory inside that, to be written: ids, joined by /"`
+	ReadOnly   bool   `json:"readOnly,omitempty" doc:"there is no writable step"`
+	Library    bool   `json:"library,omitempty" doc:"the library store at /mnt/libs, where it is whole"`
+	References bool   `json:"references,omitempty" doc:"the reference store at /mnt/refs"`
 }
 
 // InputFile is a file as an estimate sees it.

@@ -371,6 +371,19 @@ export interface MkdirRequest {
   path: string;
 }
 
+export interface Mounts {
+  /** the library store at /mnt/libs, where it is whole */
+  library?: boolean;
+  /** there is no writable step */
+  readOnly?: boolean;
+  /** the reference store at /mnt/refs */
+  references?: boolean;
+  /** a tree, at /RESOURCE, read-only */
+  resource?: string;
+  /** its own directory inside that, to be written: ids, joined by / */
+  step?: string;
+}
+
 export interface MoveRequest {
   from: string;
   replace?: boolean;
@@ -644,6 +657,8 @@ export interface SandboxRequest {
   labels?: Record<string, string>;
   /** MiB */
   memoryMb?: number;
+  /** which of the host's directories it sees */
+  mounts?: Mounts | null;
   /** unique on the host: letters, digits and ._:-, at most 128 */
   name: string;
   /** who may adopt it; default the caller's tenant, or name */

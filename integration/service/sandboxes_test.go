@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -110,6 +111,36 @@ func TestSandboxes(t *testing.T) {
 	}
 	if strings.Contains(b.log.String(), "canary") {
 		t.Errorf("the log has a secret:\n%s", b.log)
+	}
+}
+
+// TestMounts shows a sandbox what its plan names of the config's stores.
+func TestMounts(t *testing.T) {
+	b := newBed(t, "")
+	steps := b.path("trees/shop/steps")
+	if err := os.MkdirAll(steps, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(b.path("trees/shop/data"), []byte("data\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	b.configure("  sandboxes:\n    stores: {trees: " + b.path("trees") + ", uid: 4001, gid: 4001}\n")
+	c, ctx := b.start(), patient(t)
+	ask := box("one")
+	ask.Mounts = &wire.Mounts{Resource: "shop", Step: "first"}
+	if _, err := c.CreateSandbox(ctx, ask); err != nil {
+		t.Fatal(err)
+	}
+	if out, res := execute(t, c, "one", "cat /shop/data && echo made >/shop/steps/first/output/x && ! touch /shop/y 2>/dev/null"); out != "data\n" || !(*res.ExitCode == 0) {
+		t.Errorf("wrote %q and came to %+v", out, res)
+	}
+	if text, err := os.ReadFile(steps + "/first/output/x"); err != nil || string(text) != "made\n" {
+		t.Errorf("on the host is %q, %v", text, err)
+	}
+	ask = box("two")
+	ask.Mounts = &wire.Mounts{Resource: "../shop", ReadOnly: true}
+	if _, err := c.CreateSandbox(ctx, ask); !client.IsKind(err, "bad_mount") {
+		t.Errorf("a path for an id: %v", err)
 	}
 }
 

@@ -67,7 +67,6 @@ type Server struct {
 	metrics   *metrics
 	follower  *follower
 	sandboxes *service.Manager
-	files     *guests
 	handler   http.Handler
 	drain     drain
 	gc        gcState
@@ -81,8 +80,8 @@ type Server struct {
 func New(o Options) *Server {
 	s := &Server{
 		host: o.Host, runner: o.Runner, keep: o.Keep, log: o.Log, timeouts: o.Timeouts.filled(),
-		sandboxes: o.Sandboxes, files: newGuests(o.Sandboxes),
-		metrics: newMetrics(), drain: drain{path: drainPath(o.Host)},
+		sandboxes: o.Sandboxes,
+		metrics:   newMetrics(), drain: drain{path: drainPath(o.Host)},
 	}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.policy.Store(o.Policy)

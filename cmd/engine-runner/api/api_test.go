@@ -179,6 +179,12 @@ func TestTenantsAreConfined(t *testing.T) {
 	if _, f := b.as(shop, "POST", "/v1/runs", `{"rootfs":"/srv","command":["x"]}`); f.Error.Kind != "forbidden" {
 		t.Errorf("a directory of the host's: %+v", f)
 	}
+	if _, f := b.as(shop, "POST", "/v1/sandboxes", `{"name":"x","mounts":{"resource":"other"}}`); f.Error.Kind != "forbidden" {
+		t.Errorf("another's tree: %+v", f)
+	}
+	if owner := (Caller{Tenant: "shop"}).ownerOf("other"); owner != "shop/other" {
+		t.Errorf("an owner of a tenant's is kept as %q", owner)
+	}
 	if _, f := b.as(shop, "POST", "/v1/runs", `{"image":"x","command":["x"],"egress":["internet"]}`); f.Error.Kind != "egress_refused" {
 		t.Errorf("egress above the ceiling: %+v", f)
 	}

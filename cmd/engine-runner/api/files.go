@@ -30,6 +30,32 @@ func insideError(e *guest.Error) error {
 	return engine.Refused("bad_path", "%w", e)
 }
 
+// fileError says in the API's words what the guest said.
+func fileError(err error) error {
+	var (
+		inside  *guest.Error
+		request *guest.RequestError
+		archive *guest.ArchiveError
+		lied    *guest.ProtocolError
+		known   *engine.Error
+	)
+	switch {
+	case err == nil, errors.As(err, &known):
+		return err
+	case errors.As(err, &inside):
+		return insideError(inside)
+	case errors.As(err, &request):
+		return engine.Refused("bad_path", "%w", err)
+	case errors.As(err, &archive):
+		return engine.Refused("bad_archive", "%w", err)
+	case errors.As(err, &lied):
+		return engine.Refused("bad_guest", "%w", err).WithFix("end the program of the sandbox that does so, or the sandbox")
+	case errors.Is(err, guest.ErrGone):
+		return engine.Refused("not_running", "%w", err)
+	}
+	return engine.Refused("bad_path", "cannot do this to the sandbox's files: %w", err)
+}
+
 // withFiles does something with the files of the sandbox that the path names.
 func (s *Server) withFiles(x *exchange, do func(ctx context.Context, f *guest.Files) error) error {
 	one, err := x.sandbox()
@@ -39,12 +65,12 @@ func (s *Server) withFiles(x *exchange, do func(ctx context.Context, f *guest.Fi
 	ctx, cancel := context.WithCancel(x.r.Context())
 	defer cancel()
 	defer context.AfterFunc(s.stopping, cancel)()
-	files, done, err := s.files.use(ctx, one.ID)
+	files, err := s.sandboxes.Files(ctx, one.ID)
 	if err != nil {
 		return err
 	}
-	defer done()
-	return fileError(do(ctx, files))
+	defer files.Close() // it cannot fail
+	return fileError(do(ctx, files.Files))
 }
 
 func showInfo(i guest.Info) wire.FileInfo {

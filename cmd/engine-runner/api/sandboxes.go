@@ -121,6 +121,9 @@ func (s *Server) spec(caller Caller, ask wire.SandboxRequest) (service.Spec, err
 	if err != nil {
 		return spec, err
 	}
+	if spec.Mounts, err = plan(caller, ask.Mounts); err != nil {
+		return spec, err
+	}
 	for _, f := range ask.Inputs {
 		spec.Files = append(spec.Files, service.InputFile(f))
 	}
@@ -132,6 +135,18 @@ func (s *Server) spec(caller Caller, ask wire.SandboxRequest) (service.Spec, err
 		spec.Callback = &service.Callback{URL: ask.Callback.URL, Secret: ask.Callback.Secret}
 	}
 	return spec, nil
+}
+
+// plan is what a caller may see of the host's directories: of the trees, one that is
+// confined to a tenant sees that of the tenant's name alone.
+func plan(caller Caller, ask *wire.Mounts) (service.Plan, error) {
+	if ask == nil {
+		return service.Plan{}, nil
+	}
+	if ask.Resource != "" && !caller.sees(ask.Resource) {
+		return service.Plan{}, engine.Refused("forbidden", "cannot mount resource=%q: %s is confined to that of tenant=%s", clip(ask.Resource), caller.Name, caller.Tenant)
+	}
+	return service.Plan(*ask), nil
 }
 
 // duration reads seconds, which may be below zero where that means something.
@@ -216,7 +231,6 @@ func (s *Server) removeSandbox(x *exchange) error {
 		}
 		name = x.r.PathValue("id") // its record is damaged
 	}
-	s.files.forget(one.ID)
 	if err := s.sandboxes.Teardown(x.r.Context(), name); err != nil {
 		return err
 	}

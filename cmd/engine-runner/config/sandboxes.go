@@ -3,6 +3,7 @@ package config
 import (
 	"maps"
 	"net/netip"
+	"path/filepath"
 	"time"
 
 	"github.com/direct-oci/engine/service"
@@ -28,6 +29,7 @@ type Sandboxes struct {
 	Tenants          map[string]Share     `json:"tenants" doc:"of tenants by name"`
 	Queue            int64                `json:"queue" doc:"who may wait for room at once; default 1000"`
 	WaitSeconds      float64              `json:"waitSeconds" doc:"the longest wait for room; default 30"`
+	Stores           Stores               `json:"stores" doc:"directories of the host that sandboxes may see; default none"`
 	Callbacks        Callbacks            `json:"callbacks" doc:"where events may be sent to"`
 }
 
@@ -54,6 +56,17 @@ type Share struct {
 	Weight    float64 `json:"weight" doc:"its part of what gets free; default 1"`
 }
 
+// Stores are directories of the host.
+type Stores struct {
+	Trees      string   `json:"trees" doc:"holds a directory for each resource"`
+	Steps      string   `json:"steps" doc:"directory of the steps' directories in a tree; default steps"`
+	StepDirs   []string `json:"stepDirs" doc:"made in each step before it starts; default input, output and tmp"`
+	Libraries  string   `json:"libraries" doc:"the library store"`
+	References string   `json:"references" doc:"the reference store"`
+	UID        int64    `json:"uid" doc:"who owns what is made for steps in a tree of root's"`
+	GID        int64    `json:"gid" doc:"likewise"`
+}
+
 // Callbacks are rules for the addresses that events are sent to.
 type Callbacks struct {
 	Off   bool     `json:"off" doc:"no sandbox may have one"`
@@ -76,6 +89,10 @@ func (c Config) Sandboxes() service.Config {
 		Admission: admission.Config{
 			Total: s.Total.limits(), Default: s.Tenant.tenant(), Tenants: map[string]admission.Tenant{},
 			Queue: int(s.Queue), Wait: seconds(s.WaitSeconds),
+		},
+		Stores: service.Stores{
+			Trees: s.Stores.Trees, Steps: s.Stores.Steps, StepDirs: s.Stores.StepDirs,
+			Libraries: s.Stores.Libraries, References: s.Stores.References, UID: uint32(s.Stores.UID), GID: uint32(s.Stores.GID),
 		},
 		Callbacks: callback.Config{Off: s.Callbacks.Off, HTTP: s.Callbacks.HTTP},
 	}
@@ -131,14 +148,20 @@ func (k *checker) sandboxes(s Sandboxes) {
 			k.bad("service.sandboxes.classes."+name, "is of no size", "give it cpus and memoryMb above zero")
 		}
 	}
-	for key, v := range numbers {
-		if v < 0 || v > 1e9 {
-			k.bad("service.sandboxes."+key, "is negative, or absurdly large", "")
+	for key, dir := range map[string]string{"trees": s.Stores.Trees, "libraries": s.Stores.Libraries, "references": s.Stores.References} {
+		if dir != "" && !filepath.IsAbs(dir) {
+			k.bad("service.sandboxes.stores."+key, "is not an absolute path", "")
 		}
 	}
+	numbers["stores.uid"], numbers["stores.gid"] = float64(s.Stores.UID), float64(s.Stores.GID)
 	for _, text := range s.Callbacks.Allow {
 		if _, err := netip.ParsePrefix(text); err != nil {
 			k.bad("service.sandboxes.callbacks.allow", "is no list of ranges", "write them as 10.1.2.0/24")
+		}
+	}
+	for key, v := range numbers {
+		if v < 0 || v > 1e9 {
+			k.bad("service.sandboxes."+key, "is negative, or absurdly large", "")
 		}
 	}
 }
