@@ -200,6 +200,10 @@ func TestBodiesAreBounded(t *testing.T) {
 			t.Errorf("%s: status %d %+v", name, status, f)
 		}
 	}
+	// The announced length counts before the caller does.
+	if status, f := b.as(peer{uid: 9}, "POST", "/v1/gc", large); status != 413 {
+		t.Errorf("a stranger's large body: status %d %+v", status, f)
+	}
 	// Whoever may not is not read at all.
 	unread := &countingReader{}
 	r, _ := http.NewRequestWithContext(context.WithValue(context.Background(), peerKey{}, peer{uid: 9}), "POST", "/v1/gc", unread)
@@ -219,10 +223,22 @@ func (r *countingReader) Read(b []byte) (int, error) {
 // leaves alone those who wait for an answer.
 func TestSlowClients(t *testing.T) {
 	b := newBed(t, access)
+	all := b.server.handler
+	unread := b.server.handle(&route{method: "POST", path: "/unread", class: Read, maxBody: 100, status: 200, serve: func(_ *Server, x *exchange) error {
+		return x.reply(wire.Removed{})
+	}})
+	b.server.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/unread" {
+			unread.ServeHTTP(w, r)
+			return
+		}
+		all.ServeHTTP(w, r)
+	})
 	b.listen()
 	for name, text := range map[string]string{
-		"half a head": "GET /v1/version HTTP/1.1\r\nHost: e\r\n",
-		"half a body": "POST /v1/gc HTTP/1.1\r\nHost: e\r\nContent-Length: 10\r\n\r\n{",
+		"half a head":                "GET /v1/version HTTP/1.1\r\nHost: e\r\n",
+		"half a body":                "POST /v1/gc HTTP/1.1\r\nHost: e\r\nContent-Length: 10\r\n\r\n{",
+		"half a body that none read": "POST /unread HTTP/1.1\r\nHost: e\r\nContent-Length: 10\r\n\r\n{",
 	} {
 		t.Run(name, func(t *testing.T) {
 			conn, err := net.Dial("unix", b.socket)
@@ -238,7 +254,7 @@ func TestSlowClients(t *testing.T) {
 			if err != nil {
 				t.Errorf("the connection stays open: %v", err)
 			}
-			if strings.HasPrefix(text, "POST") && !strings.Contains(string(got), "came too slowly") {
+			if strings.HasPrefix(text, "POST /v1") && !strings.Contains(string(got), "came too slowly") {
 				t.Errorf("answered %q", got)
 			}
 		})
