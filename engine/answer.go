@@ -4,14 +4,24 @@ import (
 	"bufio"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// firstRequest is how long a connection may take to say what it wants.
-const firstRequest = 10 * time.Second
+const (
+	// firstRequest is how long a connection may take to say what it wants.
+	firstRequest = 10 * time.Second
+
+	// hangUpCheck is how often a client is looked at whose program does not read.
+	hangUpCheck = time.Second
+
+	// maxFollowers bounds the connections that follow execs. One whose client is gone
+	// counts while the program has not read what the client left.
+	maxFollowers = 2048
+)
 
 // answer serves one connection.
 func (s *server) answer(conn *net.UnixConn) {
@@ -95,6 +105,12 @@ func (s *server) answerExec(conn *net.UnixConn, lines lineReader, q sessionReque
 		reply(conn, sessionEvent{}, err)
 		return
 	}
+	defer s.followers.Add(-1)
+	if s.followers.Add(1) > maxFollowers && joined {
+		reply(conn, sessionEvent{}, Refused("too_many", "cannot follow exec=%s: %d connections follow programs of session=%s", x.exec.ID, maxFollowers, s.sb.Request.ID).
+			WithFix("close some of them"))
+		return
+	}
 	var raw []*os.File
 	if !joined {
 		raw = x.raw
@@ -106,20 +122,20 @@ func (s *server) answerExec(conn *net.UnixConn, lines lineReader, q sessionReque
 	if !ok {
 		return
 	}
-	gone := make(chan struct{})
+	left, heard := make(chan struct{}), make(chan struct{}) // the client has gone; what it wrote is delivered
 	go func() {
-		defer close(gone)
-		x.input(lines)
+		defer close(heard)
+		x.input(conn, lines, left)
 	}()
-	x.follow(conn, gone)
+	x.follow(conn, left)
 	select { // a client that is gone has left what it wrote
-	case <-gone:
+	case <-heard:
 	case <-x.over:
 	}
 }
 
 // follow tells a connection of the exec's output and of its end.
-func (x *execution) follow(conn *net.UnixConn, gone <-chan struct{}) {
+func (x *execution) follow(conn *net.UnixConn, left <-chan struct{}) {
 	changed := make(chan struct{}, 1)
 	x.watch(changed, true)
 	defer x.watch(changed, false)
@@ -129,7 +145,7 @@ func (x *execution) follow(conn *net.UnixConn, gone <-chan struct{}) {
 			if !reply(conn, sessionEvent{Event: eventChanged}, nil) {
 				return
 			}
-		case <-gone:
+		case <-left:
 			return
 		case <-x.over:
 			reply(conn, sessionEvent{Event: eventExit, ID: x.exec.ID, Result: &x.result}, nil)
@@ -138,9 +154,12 @@ func (x *execution) follow(conn *net.UnixConn, gone <-chan struct{}) {
 	}
 }
 
-// input takes what a connection has for the exec's stdin, at the program's pace. What it
-// cannot make sense of it passes over, as it does what comes too late.
-func (x *execution) input(lines lineReader) {
+// input takes what a connection has for the exec's stdin, at the program's pace, and
+// closes left as soon as the client has gone. What it cannot make sense of it passes over,
+// as it does what comes too late.
+func (x *execution) input(conn *net.UnixConn, lines lineReader, left chan<- struct{}) {
+	leave := sync.OnceFunc(func() { close(left) })
+	defer leave()
 	for {
 		var q sessionRequest
 		if err := lines.next(&q); err != nil {
@@ -148,11 +167,48 @@ func (x *execution) input(lines lineReader) {
 		}
 		switch q.Op {
 		case opStdin:
+			written := make(chan struct{})
+			go awaitHangUp(conn, written, leave)
 			x.stdin.write(q.Data)
+			close(written)
 		case opCloseStdin:
 			x.stdin.finish()
 		}
 	}
+}
+
+// awaitHangUp calls leave if the client hangs up before written is closed: nobody reads
+// the connection meanwhile, and so nobody else would notice.
+func awaitHangUp(conn *net.UnixConn, written <-chan struct{}, leave func()) {
+	tick := time.NewTicker(hangUpCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-written:
+			return
+		case <-tick.C:
+		}
+		if hungUp(conn) {
+			leave()
+			return
+		}
+	}
+}
+
+// hungUp reports whether the other end of a connection is closed, also while there is
+// something left to read.
+func hungUp(conn *net.UnixConn) bool {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return true
+	}
+	up := true
+	err = raw.Control(func(fd uintptr) {
+		ask := []unix.PollFd{{Fd: int32(fd)}} // POLLHUP and POLLERR are told unasked
+		n, err := unix.Poll(ask, 0)
+		up = n > 0 && err == nil
+	})
+	return up || err != nil
 }
 
 // resize passes a terminal's size on to the program that serves it.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -35,11 +36,12 @@ const (
 // each connection and each end of an exec has one of its own; mu is between them, and
 // none of them waits while it holds it.
 type server struct {
-	sb       *sandbox
-	listener *net.UnixListener
-	queue    chan func(*net.UnixConn) error // for engine-init, one after the other
-	wake     chan struct{}                  // a deadline may have changed
-	renewing sync.Mutex                     // one change of the deadline, or of being paused, at a time
+	sb        *sandbox
+	listener  *net.UnixListener
+	queue     chan func(*net.UnixConn) error // for engine-init, one after the other
+	wake      chan struct{}                  // a deadline may have changed
+	followers atomic.Int32                   // connections that follow an exec
+	renewing  sync.Mutex                     // one change of the deadline, or of being paused, at a time
 
 	mu       sync.Mutex
 	ending   bool

@@ -24,8 +24,10 @@ type Session struct {
 // stands, so it never holds a secret: those are the session's.
 type Exec struct {
 	// ID is chosen by the caller: a letter or digit, then at most 127 of those and of
-	// "._:-". Empty: one is chosen. An exec happens once for each id: another with the
-	// same id joins it, or is refused where it asks for something else.
+	// "._:-". Empty: one is chosen. An exec happens once for each id that is on record:
+	// another with the same id joins it, or is refused where it asks for something else.
+	// An id whose exec was the oldest of more than a thousand that have ended is free
+	// again.
 	ID      string        `json:"id"`
 	Command []string      `json:"command"`           // argv, searched on the PATH inside
 	Env     []string      `json:"env,omitempty"`     // K=V, added to the session's

@@ -6,16 +6,17 @@
  * for whatever reason, is an ERR frame of that exec alone; a malformed message ends
  * the session, since what follows it cannot be understood.
  *
- * Execs are started one after the other: while one is between fork and execve, no
- * further message is taken from the socket. Dead children, deadlines and the end of
- * the socket are looked at meanwhile.
+ * Any number of execs, up to STARTS_MAX, are between fork and execve at once; past
+ * that no further message is taken from the socket until one of them is through. Dead
+ * children, deadlines and the end of the socket are looked at meanwhile.
  *
  * SECURITY: no program of a session holds up process 1, or another's start for long.
  * They share a user id, so each may signal another's child before that has become a
  * program: stopped there, it would keep us waiting, deaf to the monitor's death.
  * Holds because: we never wait for a child outside of ppoll, which also watches
- * socket and clock; a start that takes too long is killed and reported as failed.
- * Not covered: a program that stops or kills another, in a sandbox that is theirs.
+ * socket and clock, and other starts go on beside it; one that takes too long is
+ * killed and reported as failed. Not covered: a program that stops or kills another,
+ * or STARTS_MAX of them, in a sandbox that is theirs.
  * Checked by: TestStoppedStartsHoldUpNothing.
  */
 #define _GNU_SOURCE
@@ -31,32 +32,32 @@
 #include <unistd.h>
 
 #define EXECS_MAX   1024u
+#define STARTS_MAX  16u /* each holds a descriptor, of which there may be few */
 #define START_BOUND (INT64_C(10) * 1000000000)
 
 struct exec {
 	uint32_t id;
 	pid_t pid;
 	int64_t deadline; /* 0: none */
-};
 
-static struct exec execs[EXECS_MAX]; /* that run */
-static unsigned count;
-
-/* The exec between fork and execve. */
-static struct {
-	struct exec exec;
-	int report; /* -1: there is none */
+	/* Between fork and execve. */
+	int report; /* the pipe that tells how it went; -1: the program runs */
 	int64_t begun;
-	bool dead; /* reaped already */
+	uint64_t signals; /* that it is sent as soon as it is a program */
+	bool dead;        /* reaped already */
 	int status;
 	uint64_t cpu;
-} starting = { .report = -1 };
+};
+
+static struct exec execs[EXECS_MAX]; /* that run or start */
+static unsigned count, starts;
 
 /*** Ends ***/
 
-static void drop(unsigned i)
+/* drop forgets an exec; the last takes its place. */
+static void drop(struct exec *e)
 {
-	execs[i] = execs[--count];
+	*e = execs[--count];
 }
 
 /* ended takes note of a dead child. Most are orphans that were left to us. */
@@ -65,18 +66,19 @@ static void ended(pid_t pid, int status, const struct rusage *usage)
 	uint64_t cpu = (uint64_t)(usage->ru_utime.tv_sec + usage->ru_stime.tv_sec) * 1000000 +
 		       (uint64_t)(usage->ru_utime.tv_usec + usage->ru_stime.tv_usec);
 
-	if (starting.report >= 0 && pid == starting.exec.pid) {
-		starting.dead = true; /* the pipe says whether it was the program */
-		starting.status = status;
-		starting.cpu = cpu;
+	for (struct exec *e = execs; e < execs + count; e++) {
+		if (e->pid != pid || e->dead)
+			continue;
+		if (e->report < 0) {
+			send_exit(e->id, status, cpu);
+			drop(e);
+		} else {
+			e->dead = true; /* the pipe says whether it was the program */
+			e->status = status;
+			e->cpu = cpu;
+		}
 		return;
 	}
-	for (unsigned i = 0; i < count; i++)
-		if (execs[i].pid == pid) {
-			send_exit(execs[i].id, status, cpu);
-			drop(i);
-			return;
-		}
 }
 
 /* reap collects dead children, and returns true if more may be waiting. */
@@ -121,7 +123,7 @@ static void add_environment(char **envp, char *const *session)
 static void begin(struct message *message, const struct job *session)
 {
 	struct job *job = &message->job;
-	int report;
+	struct exec e;
 
 	for (unsigned i = 0; i < count; i++)
 		if (execs[i].id == message->id)
@@ -136,42 +138,51 @@ static void begin(struct message *message, const struct job *session)
 	job->filters = session->filters;
 	job->cpus = session->cpus;
 	job->cpus_size = session->cpus_size;
-	memset(&starting, 0, sizeof starting);
-	starting.begun = now(); /* taken before: the program may run, and end, before we do again */
-	starting.exec = (struct exec){ message->id, start_exec(job, &report), job->deadline };
-	starting.report = starting.exec.pid < 0 ? -1 : report;
-	if (starting.exec.pid < 0)
+	/* The time is taken before: the program may run, and end, before we do again. */
+	e = (struct exec){ .id = message->id, .deadline = job->deadline, .begun = now() };
+	e.pid = start_exec(job, &e.report);
+	if (e.pid < 0) {
 		send_frame(message->id, FRAME_ERR, errno, STAGE_FORK, 0);
+	} else {
+		execs[count++] = e;
+		starts++;
+	}
 	forget_job(job);
 }
 
-/* settle ends the start under way, which failed if there is an error. */
-static void settle(struct failure why)
+/* settle ends a start, which failed if there is an error. */
+static void settle(struct exec *e, struct failure why)
 {
-	close(starting.report);
-	starting.report = -1;
+	close(e->report);
+	e->report = -1;
+	starts--;
 	if (why.stage != 0) {
-		send_frame(starting.exec.id, FRAME_ERR, why.error, why.stage, 0);
+		send_frame(e->id, FRAME_ERR, why.error, why.stage, 0);
+		drop(e);
 		return;
 	}
-	send_frame_at(starting.begun, starting.exec.id, FRAME_STARTED, starting.exec.pid, 0, 0);
-	if (starting.dead)
-		send_exit(starting.exec.id, starting.status, starting.cpu);
-	else
-		execs[count++] = starting.exec;
+	send_frame_at(e->begun, e->id, FRAME_STARTED, e->pid, 0, 0);
+	if (e->dead) {
+		send_exit(e->id, e->status, e->cpu);
+		drop(e);
+		return;
+	}
+	for (int signo = 1; signo <= SIGNAL_MAX; signo++)
+		if (e->signals >> (signo - 1) & 1)
+			kill(-e->pid, signo);
 }
 
-/* hear reads what became of the start under way. */
-static void hear(void)
+/* hear reads what became of a start. */
+static void hear(struct exec *e)
 {
 	struct failure why = { 0, 0 };
-	ssize_t n = read(starting.report, &why, sizeof why);
+	ssize_t n = read(e->report, &why, sizeof why);
 
 	if (n < 0 && errno == EINTR)
 		return;
 	if (n != 0 && n != sizeof why)
 		why = (struct failure){ STAGE_FORK, EIO };
-	settle(why);
+	settle(e, why);
 }
 
 /*** Messages ***/
@@ -185,28 +196,48 @@ static uint32_t strings(char *const *list)
 	return n;
 }
 
-/* obey does what the messages say that are there, up to one that starts an exec. */
+/* pass_on sends an exec's programs a signal. A start has no process group yet, so
+ * it has the signal later. */
+static void pass_on(uint32_t id, uint32_t signo)
+{
+	for (struct exec *e = execs; e < execs + count; e++) {
+		if (e->id != id)
+			continue;
+		if (e->report < 0)
+			kill(-e->pid, (int)signo);
+		else
+			e->signals |= UINT64_C(1) << (signo - 1);
+		return;
+	}
+	/* It ended before the message came. */
+}
+
+/* obey does what the messages say that are there, for as long as execs may start. */
 static void obey(struct job *session)
 {
 	struct message message;
 	uint32_t env = strings(session->envp);
 
-	while (starting.report < 0 && receive_later(&message, env))
+	while (starts < STARTS_MAX && receive_later(&message, env))
 		switch (message.kind) {
 		case MESSAGE_EXEC:
 			begin(&message, session);
 			break;
 		case MESSAGE_SIGNAL:
-			for (unsigned i = 0; i < count; i++)
-				if (execs[i].id == message.id)
-					kill(-execs[i].pid, (int)message.arg);
-			break; /* of none: it ended before the message came */
+			pass_on(message.id, message.arg);
+			break;
 		default:
 			session->deadline = message.job.deadline;
 		}
 }
 
 /*** Deadlines ***/
+
+/* sooner is the earlier of two times, of which 0 is never. */
+static int64_t sooner(int64_t a, int64_t b)
+{
+	return a == 0 || (b != 0 && b < a) ? b : a;
+}
 
 /* enforce ends what is over its time, and returns when it is to be called next, 0: not
  * by itself. */
@@ -218,58 +249,69 @@ static int64_t enforce(int64_t session)
 		send_frame(0, FRAME_DEADLINE, 0, 0, 0);
 		_exit(EXIT_DEADLINE);
 	}
-	for (unsigned i = 0; i < count; i++) {
+	for (unsigned i = count; i-- > 0;) { /* backwards: settle may drop it */
 		struct exec *e = &execs[i];
 
+		if (e->report >= 0) {
+			if (e->begun + START_BOUND > t) {
+				next = sooner(next, e->begun + START_BOUND);
+				continue;
+			}
+			kill(e->pid, SIGKILL);
+			settle(e, (struct failure){ STAGE_FORK, ETIMEDOUT });
+			continue;
+		}
 		if (e->deadline && e->deadline <= t) {
 			kill(-e->pid, SIGKILL);
 			e->deadline = 0;
 		}
-		if (e->deadline && (next == 0 || e->deadline < next))
-			next = e->deadline;
-	}
-	if (starting.report < 0)
-		return next;
-	if (starting.begun + START_BOUND <= t) {
-		kill(starting.exec.pid, SIGKILL);
-		settle((struct failure){ STAGE_FORK, ETIMEDOUT });
-	} else if (next == 0 || starting.begun + START_BOUND < next) {
-		next = starting.begun + START_BOUND;
+		next = sooner(next, e->deadline);
 	}
 	return next;
+}
+
+/* await waits until something happens, for at most *wait, NULL: for ever. It returns
+ * true if the socket has a message. */
+static bool await(const struct timespec *wait)
+{
+	static struct pollfd fds[1 + STARTS_MAX];
+	sigset_t none;
+	nfds_t n = 0;
+
+	sigemptyset(&none);
+	fds[n++] = (struct pollfd){ .fd = CONTROL, .events = starts < STARTS_MAX ? POLLIN : 0 };
+	for (unsigned i = count; i-- > 0;)
+		if (execs[i].report >= 0)
+			fds[n++] = (struct pollfd){ .fd = execs[i].report, .events = POLLIN };
+	if (ppoll(fds, n, wait, &none) < 0) {
+		if (errno != EINTR)
+			_exit(EXIT_ENGINE);
+		return false;
+	}
+	if (fds[0].revents & ~POLLIN)
+		_exit(EXIT_ENGINE); /* the monitor is gone */
+	n = 1;
+	for (unsigned i = count; i-- > 0;) /* the same order; hear may drop it */
+		if (execs[i].report >= 0 && fds[n++].revents)
+			hear(&execs[i]);
+	return fds[0].revents;
 }
 
 /* serve is the session. */
 _Noreturn void serve(struct job *session)
 {
-	sigset_t none;
-
-	sigemptyset(&none);
 	forget_files(session);
 	send_frame(0, FRAME_SERVING, 0, 0, 0);
 	for (;;) {
 		struct timespec wait = { 0, 0 };
 		bool more = reap();
 		int64_t next = enforce(session->deadline), left = next ? next - now() : 0;
-		struct pollfd fds[2] = {
-			{ .fd = CONTROL, .events = (short)(starting.report < 0 ? POLLIN : 0) },
-			{ .fd = starting.report, .events = POLLIN },
-		};
 
 		if (!more && left > 0) {
 			wait.tv_sec = left / 1000000000;
 			wait.tv_nsec = left % 1000000000;
 		}
-		if (ppoll(fds, 2, more || next ? &wait : NULL, &none) < 0) {
-			if (errno != EINTR)
-				_exit(EXIT_ENGINE);
-			continue;
-		}
-		if (fds[0].revents & ~POLLIN)
-			_exit(EXIT_ENGINE); /* the monitor is gone */
-		if (fds[1].revents)
-			hear();
-		if (fds[0].revents)
+		if (await(more || next ? &wait : NULL))
 			obey(session);
 	}
 }

@@ -128,6 +128,20 @@ func TestExecInheritsNothing(t *testing.T) {
 	other.in.Close()
 }
 
+// upTo reads frames up to one of the exec, past those of others.
+func (s *sandbox) upTo(id uint32, want FrameType) Frame {
+	s.t.Helper()
+	for {
+		f, err := ReadFrame(s.conn)
+		if err != nil || f.Exec == id && f.Type != want {
+			s.t.Fatalf("frame = %+v, %v, want %v of exec %d", f, err, want, id)
+		}
+		if f.Exec == id {
+			return f
+		}
+	}
+}
+
 // TestExecThatCannotStart wants the error of each, and the session to go on.
 func TestExecThatCannotStart(t *testing.T) {
 	s := newSession(t, Session{Env: []string{"PATH=/bin"}})
@@ -194,6 +208,17 @@ func TestSignalsReachOneExec(t *testing.T) {
 	if err := SignalExec(s.conn, 3, syscall.SIGTERM); err != nil { // of none
 		t.Fatal(err)
 	}
+	// One that is sent right behind its exec waits for the program.
+	for id := uint32(10); id < 30; id++ {
+		s.exec(Exec{ID: id, Args: []string{busybox, "sleep", "60"}})
+		if err := SignalExec(s.conn, id, syscall.SIGUSR1); err != nil {
+			t.Fatal(err)
+		}
+		s.expectOf(id, Started)
+		if f := s.expectOf(id, Exited); f.Signal != syscall.SIGUSR1 {
+			t.Fatalf("frame = %+v, want SIGUSR1", f)
+		}
+	}
 	for _, id := range []uint32{2, 1} {
 		// A shell that has not come to its trap yet would die of it.
 		for f := (Frame{}); f.Type != Exited; {
@@ -214,8 +239,8 @@ func TestExecDeadlines(t *testing.T) {
 	e.Deadline = 300 * time.Millisecond
 	start := time.Now()
 	s.exec(e)
-	s.exec(shellExec(2, "sleep 60")) // goes on
 	s.expectOf(1, Started)
+	s.exec(shellExec(2, "sleep 60")) // goes on
 	s.expectOf(2, Started)
 	f := s.expectOf(1, Exited)
 	if took := time.Since(start); f.Signal != syscall.SIGKILL || took < e.Deadline || took > 5*time.Second {
@@ -273,7 +298,8 @@ func TestSlowMessagesHoldUpNothing(t *testing.T) {
 }
 
 // TestStoppedStartsHoldUpNothing has a program stop every other process of the session,
-// those included that are about to become programs, and then takes the monitor away.
+// those included that are about to become programs, starts another one beside those, and
+// then takes the monitor away.
 func TestStoppedStartsHoldUpNothing(t *testing.T) {
 	buildInit(t)
 	s := newSession(t, Session{})
@@ -295,6 +321,18 @@ func TestStoppedStartsHoldUpNothing(t *testing.T) {
 	if !stuck {
 		t.Error("no start was stopped: this test proves nothing")
 	}
+	// Whoever stopped it is gone, and it still is stopped: others start beside it.
+	s.conn.SetReadDeadline(time.Now().Add(bound / 4))
+	if err := SignalExec(s.conn, 1, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	s.upTo(1, Exited)
+	beside := s.exec(shellExec(1000, "echo beside"))
+	s.upTo(1000, Started)
+	if f := s.upTo(1000, Exited); f.Code != 0 {
+		t.Errorf("beside a stopped start: frame = %+v", f)
+	}
+	streams = append(streams, beside)
 	if !testing.Short() {
 		s.conn.SetReadDeadline(time.Now().Add(2 * bound))
 		f, err := ReadFrame(s.conn)
