@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -54,6 +55,9 @@ func TestPowerCut(t *testing.T) {
 	cuts := 2
 	if scope(t) == "all" {
 		cuts = 200
+	}
+	if n, err := strconv.Atoi(os.Getenv("ENGINE_POWER_CUTS")); err == nil {
+		cuts = n
 	}
 	if testenv.InVM() {
 		t.Skip("starts test machines itself: run it with make test-faults")
