@@ -17,6 +17,8 @@ type Engine interface {
 	Load(id string) (engine.Record, error)
 	// Alive says whether somebody watches over the run: cheaper than Load.
 	Alive(id string) (bool, error)
+	// Live are all runs, sandboxes or not, that somebody watches over.
+	Live() ([]engine.Record, error)
 	Await(ctx context.Context, id string) (engine.Record, error)
 	Kill(ctx context.Context, id string) error
 	Remove(id string) error

@@ -159,6 +159,20 @@ func (f *fake) Alive(id string) (bool, error) {
 	return err == nil && over != nil, nil
 }
 
+func (f *fake) Live() (live []engine.Record, err error) {
+	ids, err := os.ReadDir(filepath.Join(f.dir, "runs"))
+	for _, e := range ids {
+		if alive, _ := f.Alive(e.Name()); alive {
+			r, err := f.Load(e.Name())
+			if err != nil {
+				return nil, err
+			}
+			live = append(live, r)
+		}
+	}
+	return live, err
+}
+
 // end is what a monitor does when a run is over; with lost it is what remains of one.
 func (f *fake) end(id string, reason engine.Reason) {
 	put(f.run(id, "result"), engine.Result{ID: id, Reason: &reason, OOMKilled: reason == engine.ReasonOOM})

@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"slices"
 
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/engine/journal"
@@ -43,4 +44,9 @@ func (h onHost) Alive(id string) (bool, error) {
 		return false, engine.Failed("no_record", "%w", err)
 	}
 	return alive, nil
+}
+
+func (h onHost) Live() ([]engine.Record, error) {
+	records, err := h.List()
+	return slices.DeleteFunc(records, func(r engine.Record) bool { return !r.Alive }), err
 }

@@ -35,11 +35,12 @@ type Manager struct {
 	cancel context.CancelFunc
 	work   sync.WaitGroup
 
-	mu     sync.Mutex
-	queued map[string]context.CancelFunc // by run id: creations that wait for room
-	ids    map[string]string             // run id to name, as far as seen; the records decide
-	ended  map[string]time.Time          // run ids known to have ended, and since when
-	faulty map[string]bool               // names whose record cannot be read, as far as told
+	mu       sync.Mutex
+	queued   map[string]context.CancelFunc // by run id: creations that wait for room
+	starting map[string]int                // by run id: ordinary runs that wait for room or are being started
+	ids      map[string]string             // run id to name, as far as seen; the records decide
+	ended    map[string]time.Time          // run ids known to have ended, and since when
+	faulty   map[string]bool               // names whose record cannot be read, as far as told
 
 	// at is called at each step that a test may want to end the process at.
 	at func(step string)
@@ -68,7 +69,7 @@ func newManager(c Config, e Engine, at func(step string)) (*Manager, error) {
 	}
 	m := &Manager{
 		config: c, engine: e, store: s, gate: admission.New(c.Admission), sender: callback.New(c.Callbacks), log: c.Log,
-		queued: map[string]context.CancelFunc{}, ids: map[string]string{}, ended: map[string]time.Time{},
+		queued: map[string]context.CancelFunc{}, starting: map[string]int{}, ids: map[string]string{}, ended: map[string]time.Time{},
 		faulty: map[string]bool{}, at: at,
 	}
 	if m.log == nil {
@@ -79,7 +80,7 @@ func newManager(c Config, e Engine, at func(step string)) (*Manager, error) {
 		return nil, err
 	}
 	// What lives is accounted for before the first caller is.
-	if err := m.look(); err != nil {
+	if err := errors.Join(m.look(), m.restoreRuns()); err != nil {
 		m.Close()
 		return nil, err
 	}
@@ -326,7 +327,7 @@ func (m *Manager) look() error {
 	}
 	for _, id := range held {
 		if !onRecord[id] {
-			m.gate.Release(id)
+			m.releaseRun(id)
 		}
 	}
 	m.mu.Lock()

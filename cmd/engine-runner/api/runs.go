@@ -15,10 +15,11 @@ import (
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/engine/journal"
 	"github.com/direct-oci/engine/netns/egress"
+	"github.com/direct-oci/engine/service"
 )
 
 // tenantLabel is the label of whom a run belongs to. No caller sets it.
-const tenantLabel = "engine.tenant"
+const tenantLabel = service.TenantLabel
 
 // ceiling is the most that a caller who is no admin is granted.
 type ceiling struct {
@@ -51,7 +52,7 @@ func (s *Server) startRun(x *exchange) error {
 	if err != nil {
 		return err
 	}
-	run, err := s.host.Start(x.r.Context(), req, secrets, engine.Stdio{})
+	run, err := s.admitted(x.r.Context(), req, secrets)
 	if err != nil {
 		return err
 	}
@@ -68,6 +69,21 @@ func (s *Server) startRun(x *exchange) error {
 		}
 	}
 	return writeJSON(x.w, status, runOf(record))
+}
+
+// admitted starts a run once there is room for it.
+func (s *Server) admitted(ctx context.Context, req engine.Request, secrets []engine.Secret) (run *engine.Run, err error) {
+	if req.ID == "" {
+		req.ID = engine.NewID()
+	}
+	start := func() error {
+		run, err = s.host.Start(ctx, req, secrets, engine.Stdio{})
+		return err
+	}
+	if s.sandboxes == nil {
+		return run, start()
+	}
+	return run, s.sandboxes.StartRun(ctx, req, start)
 }
 
 // request makes a request of the engine's of what a caller asks for, within what they
