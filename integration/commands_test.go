@@ -59,7 +59,7 @@ func TestRecords(t *testing.T) {
 // documented are the fields of a result.
 var documented = []string{
 	"id", "ok", "reason", "exitCode", "signal", "timedOut", "oomKilled", "stdout", "stderr", "stdoutBytes", "stderrBytes", "stdoutTruncated",
-	"stderrTruncated", "durationMs", "timing", "actuals", "limits", "unenforced", "runtime", "image", "network", "changes", "digest", "error",
+	"stderrTruncated", "durationMs", "timing", "actuals", "limits", "unenforced", "runtime", "image", "layers", "network", "changes", "digest", "error",
 }
 
 // TestFieldsOfAResult proves that results, of runs and of refusals alike, have exactly

@@ -163,11 +163,9 @@ func (f *fake) Live() (live []engine.Record, err error) {
 	ids, err := os.ReadDir(filepath.Join(f.dir, "runs"))
 	for _, e := range ids {
 		if alive, _ := f.Alive(e.Name()); alive {
-			r, err := f.Load(e.Name())
-			if err != nil {
-				return nil, err
+			if r, err := f.Load(e.Name()); err == nil { // otherwise it was removed meanwhile
+				live = append(live, r)
 			}
-			live = append(live, r)
 		}
 	}
 	return live, err
