@@ -65,17 +65,9 @@ faults: build tools ## build the programs of the fault tests into bin/
 bin/engine-init bin/engine-guest bin/engine-launch: | setup
 	@$(MAKE) -s --no-print-directory -C cmd/$(@F) OUT='$(CURDIR)/$@'
 
-PREFIX ?= /usr/local
-UNITS := /etc/systemd/system
-PROGRAMS := engine engine-runner engine-image engine-monitor engine-init engine-guest engine-launch
-
 .PHONY: install
 install: build ## install the programs and, below /etc, systemd's units and a first config: DESTDIR, PREFIX
-	install -d '$(DESTDIR)$(PREFIX)/bin' '$(DESTDIR)$(UNITS)'
-	install -d -m 0700 '$(DESTDIR)/etc/engine'
-	install -m 0755 $(addprefix bin/,$(PROGRAMS)) $(wildcard bin/runsc bin/runc) '$(DESTDIR)$(PREFIX)/bin'
-	for unit in systemd/engine*; do sed 's#/usr/local/bin#$(PREFIX)/bin#' "$$unit" >'$(DESTDIR)$(UNITS)'/$${unit##*/}; done
-	[ -e '$(DESTDIR)/etc/engine/config.yaml' ] || install -m 0600 systemd/config.yaml '$(DESTDIR)/etc/engine/config.yaml'
+	@DESTDIR='$(DESTDIR)' PREFIX='$(PREFIX)' hack/install.sh bin
 
 .PHONY: tools
 tools: bin/runc bin/runsc ## build the pinned runc and runsc into bin/

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Makes the disk of the tests under systemd: Debian 13 with systemd, dbus and curl, and
+# Makes the disk of the tests under systemd: Debian 13 with systemd, dbus, curl and crun, and
 # nothing running. It is kept until this script changes. As root, with network.
 #
 #   hack/systemd.sh IMAGE
@@ -14,7 +14,7 @@ now=$(cat "$0" hack/debian.sh | sha256sum)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-debian "$work/root" systemd,dbus,curl,procps
+debian "$work/root" systemd,dbus,curl,procps,crun
 rm -rf "$work"/root/var/cache/* "$work"/root/var/lib/apt/lists/*
 # What a machine that lives for seconds has no use for.
 for unit in ldconfig systemd-{firstboot,hwdb-update,journal-catalog-update,machine-id-commit,network-generator,networkd,pcrphase,pcrphase-sysinit,resolved} \

@@ -1,0 +1,21 @@
+#!/bin/bash
+# Puts the programs of the directory $1 below DESTDIR/PREFIX/bin, each as a new file in the
+# old one's place, and systemd's units and a first config below DESTDIR/etc. It starts
+# nothing and enables nothing.
+set -euo pipefail
+
+programs=$(realpath "${1:-bin}")
+prefix=${PREFIX:-/usr/local} dest=${DESTDIR:-}
+cd "$(dirname "$0")/.."
+
+install -d "$dest$prefix/bin" "$dest/etc/systemd/system"
+install -d -m 0700 "$dest/etc/engine"
+for program in engine engine-runner engine-image engine-monitor engine-init engine-guest engine-launch runsc runc; do
+	case $program in runsc | runc) [ -e "$programs/$program" ] || continue ;; esac
+	install -m 0755 "$programs/$program" "$dest$prefix/bin/.$program.new"
+	mv "$dest$prefix/bin/.$program.new" "$dest$prefix/bin/$program"
+done
+for unit in systemd/engine*; do
+	sed "s#/usr/local/bin#$prefix/bin#" "$unit" >"$dest/etc/systemd/system/${unit##*/}"
+done
+[ -e "$dest/etc/engine/config.yaml" ] || install -m 0600 systemd/config.yaml "$dest/etc/engine/config.yaml"
