@@ -4,18 +4,21 @@
 # nothing and enables nothing.
 set -euo pipefail
 
-programs=$(realpath "${1:-bin}")
+programs=$(cd "${1:-bin}" && pwd)
 prefix=${PREFIX:-/usr/local} dest=${DESTDIR:-}
 cd "$(dirname "$0")/.."
 
-install -d "$dest$prefix/bin" "$dest/etc/systemd/system"
-install -d -m 0700 "$dest/etc/engine"
+mkdir -p "$dest$prefix/bin" "$dest/etc/systemd/system"
+[ -d "$dest/etc/engine" ] || mkdir -m 0700 "$dest/etc/engine"
 for program in engine engine-runner engine-image engine-monitor engine-init engine-guest engine-launch runsc runc; do
 	case $program in runsc | runc) [ -e "$programs/$program" ] || continue ;; esac
-	install -m 0755 "$programs/$program" "$dest$prefix/bin/.$program.new"
+	cp "$programs/$program" "$dest$prefix/bin/.$program.new"
+	chmod 0755 "$dest$prefix/bin/.$program.new"
 	mv "$dest$prefix/bin/.$program.new" "$dest$prefix/bin/$program"
 done
 for unit in systemd/engine*; do
 	sed "s#/usr/local/bin#$prefix/bin#" "$unit" >"$dest/etc/systemd/system/${unit##*/}"
 done
-[ -e "$dest/etc/engine/config.yaml" ] || install -m 0600 systemd/config.yaml "$dest/etc/engine/config.yaml"
+if [ ! -e "$dest/etc/engine/config.yaml" ]; then
+	(umask 077 && cp systemd/config.yaml "$dest/etc/engine/config.yaml")
+fi

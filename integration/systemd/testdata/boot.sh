@@ -23,7 +23,7 @@ bash -euc '
 		exec env -i container=engine PATH=/usr/sbin:/usr/bin \
 			/usr/lib/systemd/systemd --system --log-target=journal --show-status=no >/dev/null 2>&1
 	"
-' </dev/null >/dev/null & # whoever reads our stdout waits for its end
+' </dev/null >"$root/boot.log" 2>&1 & # with our own streams, who reads them would wait for its end
 state="no process 1"
 for _ in $(seq 400); do
 	for pid in $(cat "$group/cgroup.procs" "$group/init.scope/cgroup.procs" 2>/dev/null); do
@@ -33,5 +33,5 @@ for _ in $(seq 400); do
 	done
 	sleep 0.3
 done
-echo "boot.sh: systemd is not up: $state" >&2
+echo "boot.sh: systemd is not up: $state: $(cat "$root/boot.log")" >&2
 exit 1
