@@ -118,14 +118,19 @@ test: test-unit test-vm ## run all tests
 test-unit: build ## run the tests that need no machine of their own
 	go test $$(go list ./... | grep -v '/integration')
 
+# A third machine, once the first is done: the engine as a service, under systemd.
+VM_SYSTEMD := $(VM) test -timeout 10m -memory 3072 -env ENGINE_SYSTEMD=/debian -disk build/vm/systemd.ext4:/debian \
+	-add hack/install.sh:hack/install.sh -add systemd:systemd -add build/next:build/next
+
 .PHONY: test-vm
-test-vm: build faults bin/probe bin/netprobe $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
+test-vm: build faults next build/vm/systemd.ext4 bin/probe bin/netprobe $(VM) ## run the tests of the binaries and of the kernel's side, in the test machine
 	go test ./integration/vm/...
 	ENGINE_FAULTS=sample go test -count=1 -run TestPowerCut ./integration/faults
 	@mkdir -p build/test
 	@$(VM) test -timeout 30m -env ENGINE_FAULTS=sample $(VMFLAGS) $(VM_TESTS_BESIDE) >build/test/beside.log 2>&1 & beside=$$!; \
 	first=0; $(VM) test -timeout 30m $(VMFLAGS) $(VM_TESTS) || first=$$?; \
-	second=0; wait $$beside || second=$$?; cat build/test/beside.log; exit $$((first | second))
+	third=0; $(VM_SYSTEMD) $(VMFLAGS) ./integration/systemd || third=$$?; \
+	second=0; wait $$beside || second=$$?; cat build/test/beside.log; exit $$((first | second | third))
 
 .PHONY: test-host
 test-host: build faults bin/probe bin/netprobe ## run the same tests on this host: as root, pure cgroup v2

@@ -5,10 +5,12 @@ set -euo pipefail
 
 export root=$1 group=$2
 mkdir -p "$group"
+# Only process 1 moves into the cgroup: one with processes of somebody else's in it hands
+# no controllers down.
 # shellcheck disable=SC2016
-bash -euc '
-	echo $$ >"$group/cgroup.procs"
-	exec unshare --mount --pid --cgroup --net --uts --ipc --fork --propagation private bash -euc "
+unshare --mount --pid --net --uts --ipc --fork --propagation private bash -euc '
+	echo 0 >"$group/cgroup.procs"
+	exec unshare --cgroup bash -euc "
 		mount --bind $root $root
 		mount --rbind /dev $root/dev
 		mount -t proc proc $root/proc
