@@ -169,9 +169,7 @@ func TestRestartsLoseNothing(t *testing.T) {
 		kills++
 		pid := b.mainPID(t)
 		b.run(t, "kill", "-KILL", strconv.Itoa(pid))
-		testenv.WaitFor(t, testenv.Patience, "the service after kill -9", func() bool {
-			return b.show(t, "engine.service", "ActiveState") == "active" && b.mainPID(t) != pid
-		})
+		b.waitReplaced(t, pid)
 	}
 	b.endAll(ctx, t, c, counters)
 	t.Logf("%d restarts, %d of them by kill -9, under %d sandboxes", restarts, kills, count)

@@ -133,22 +133,48 @@ func TestWatchdog(t *testing.T) {
 	b.run(t, "systemctl", "restart", "engine")
 	pid := b.mainPID(t)
 	b.run(t, "kill", "-STOP", strconv.Itoa(pid))
-	testenv.WaitFor(t, testenv.Patience, "a new service in place of the stopped one", func() bool {
-		return b.show(t, "engine.service", "ActiveState") == "active" && b.mainPID(t) != pid
-	})
+	b.waitReplaced(t, pid)
 	if _, err := b.client(t).Version(within(t, testenv.Patience)); err != nil {
 		t.Error(err)
 	}
 }
 
-// mainPID is the service's process, as the box counts.
+// mainPID is the process of the service, which runs, as the box counts.
 func (b *box) mainPID(t testing.TB) int {
 	t.Helper()
-	pid, err := strconv.Atoi(b.show(t, "engine.service", "MainPID"))
-	if err != nil {
-		t.Fatal(err)
+	pid := b.serving(t)
+	if pid == 0 {
+		t.Fatalf("the service does not run\n%s", b.journal())
 	}
 	return pid
+}
+
+// serving is the same, or 0 if the service is not up.
+func (b *box) serving(t testing.TB) int {
+	t.Helper()
+	out := b.run(t, "systemctl", "show", "engine.service", "-p", "ActiveState", "-p", "MainPID")
+	values := map[string]string{}
+	for line := range strings.Lines(out) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+		values[name] = value
+	}
+	pid, err := strconv.Atoi(values["MainPID"])
+	if err != nil {
+		t.Fatalf("systemctl show: %s", out)
+	}
+	if values["ActiveState"] != "active" {
+		return 0
+	}
+	return pid
+}
+
+// waitReplaced waits until the service is up as another process.
+func (b *box) waitReplaced(t testing.TB, pid int) {
+	t.Helper()
+	testenv.WaitFor(t, testenv.Patience, "another service in place of process "+strconv.Itoa(pid), func() bool {
+		now := b.serving(t)
+		return now != 0 && now != pid
+	})
 }
 
 // dropIn changes the service's unit for one test.

@@ -145,9 +145,7 @@ func TestKillOfTheUnitSparesSandboxes(t *testing.T) {
 	for _, signal := range []string{"TERM", "KILL"} {
 		pid := b.mainPID(t)
 		b.run(t, "systemctl", "kill", "--signal="+signal, "engine.service")
-		testenv.WaitFor(t, testenv.Patience, "the service after "+signal, func() bool {
-			return b.show(t, "engine.service", "ActiveState") == "active" && b.mainPID(t) != pid
-		})
+		b.waitReplaced(t, pid)
 	}
 	b.run(t, "systemctl", "daemon-reexec")
 	b.endAll(ctx, t, c, counters)
