@@ -31,6 +31,7 @@ type counter struct {
 	ttl  time.Duration // zero: it outlives the test
 	box  wire.Sandbox
 	got  []byte
+	said []byte // on stderr
 	end  *wire.ExecResult
 	over chan error // told once the listener has ended
 }
@@ -75,6 +76,8 @@ func (n *counter) listen(ctx context.Context, c *client.Client) error {
 			return err
 		case event.Kind == "data" && event.Stream == "stdout":
 			n.got = append(n.got, event.Data...)
+		case event.Kind == "data":
+			n.said = append(n.said, event.Data...)
 		case event.Kind == "exit":
 			n.end = event.Result
 		default:
@@ -108,6 +111,9 @@ func (n *counter) check(t *testing.T) {
 	if got, want := sha256.Sum256(n.got), sha256.Sum256(want); got != want || n.end.StdoutBytes == 0 {
 		t.Errorf("sandbox %s: wrote %d bytes, %d were heard, and the hashes are %x and %x",
 			n.name, n.end.StdoutBytes, len(n.got), want, got)
+	}
+	if len(n.said) > 0 {
+		t.Errorf("sandbox %s: its program said %q", n.name, n.said)
 	}
 	reason := "exited"
 	if n.ttl > 0 {

@@ -84,6 +84,28 @@ func TestEveryRuntimeBearsTheUnit(t *testing.T) {
 	}
 }
 
+// TestOutOfMemoryIsTheSandboxsOwn fills one sandbox, next to another in the same unit.
+func TestOutOfMemoryIsTheSandboxsOwn(t *testing.T) {
+	b := boot(t)
+	if !b.limits {
+		t.Skip("this host has no memory controller in cgroup v2: make test-vm has")
+	}
+	c := b.client(t)
+	ctx := within(t, 2*testenv.Patience)
+	n := b.count(ctx, t, c, 0, 0)
+	run, err := c.StartRun(ctx, request("x=x; while :; do x=$x$x; done"))
+	if err == nil {
+		run, err = c.WaitRun(ctx, run.ID)
+	}
+	if err != nil || run.Result.Reason == nil || *run.Result.Reason != string(engine.ReasonOOM) {
+		t.Errorf("a run without memory: %+v, %v", run.Result, err)
+	}
+	if got := b.show(t, "engine-sandboxes.service", "NRestarts"); got != "0" {
+		t.Errorf("the unit of the sandboxes was restarted %s times", got)
+	}
+	b.endAll(ctx, t, c, []*counter{n})
+}
+
 // request is a small run of a shell's script.
 func request(script string) wire.RunRequest {
 	return wire.RunRequest{
