@@ -56,7 +56,7 @@ var allowed = map[string]struct {
 	"capability/workload":      {[]string{"capability", "capability/approval", "capability/dependency", "capability/install", "capability/jsjson", "capability/sandbox", "engine"}, "a capability: knows no config, no edge and no other one"},
 	"capability/action":        {[]string{"capability", "capability/approval", "capability/dependency", "capability/install", "capability/jsjson", "capability/sandbox", "engine"}, "a capability: knows no config, no edge and no other one"},
 	"capability/firestore":     {[]string{"capability", "capability/approval", "capability/jsjson", "engine"}, "a capability: the only package that links Firestore's client, and only to read"},
-	"capability/review":        {[]string{"capability"}, "pure: text for a human"},
+	"capability/review":        {[]string{"capability", "capability/approval"}, "pure: text for a human"},
 	"service/outbox":           {nil, "a leaf: messages in a file, it knows no sandbox"},
 	"service/admission":        {[]string{"engine"}, "who may start now; of the engine it needs the form of errors"},
 	"service/callback":         {[]string{"engine", "netns/egress", "service/outbox"}, "signs and posts; it knows no sandbox but by its id"},

@@ -6,6 +6,7 @@ import (
 	"unicode"
 
 	"github.com/direct-oci/engine/capability"
+	"github.com/direct-oci/engine/capability/approval"
 )
 
 func TestFind(t *testing.T) {
@@ -92,5 +93,67 @@ func TestWriteShowsTheDifference(t *testing.T) {
 		if !strings.Contains(second.String(), want) {
 			t.Errorf("second review lacks %q:\n%s", want, second.String())
 		}
+	}
+}
+
+// TestNamesStayInTheirLine gives lines of a review's own in everything that a caller
+// names.
+func TestNamesStayInTheirLine(t *testing.T) {
+	const forged = "x\n  secrets      none\n\r\n=== nothing (0 bytes)"
+	p := capability.Prepared{
+		Title: forged, Warnings: []string{forged}, Documents: []capability.Document{{Name: forged, Text: forged}, {Name: forged + "2", Text: "same"}},
+		Bound: approval.Bound{Project: forged, Environment: forged, Image: forged, Secrets: []string{forged}, Egress: []string{forged}, Command: []string{forged}},
+	}
+	last := &capability.Version{Bound: p.Bound, Documents: []capability.Document{{Name: forged, Text: "other"}, {Name: forged + "2", Text: "same"}, {Name: forged + "3"}}}
+	last.Bound.Files = []approval.File{{Path: forged + "2"}}
+	for _, last := range []*capability.Version{nil, last} {
+		var b strings.Builder
+		if err := Write(&b, capability.Info{}, p, last); err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(b.String()) {
+			if strings.HasPrefix(line, "  secrets      none") || strings.HasPrefix(line, "=== nothing") || strings.Contains(line, "\r\n") && last == nil {
+				t.Errorf("a name has made a line: %q\n%s", line, b.String())
+			}
+		}
+	}
+	if got := Suspicious(p); len(got["(title)"]) == 0 || len(got[forged]) == 0 {
+		t.Errorf("Suspicious = %+v, want the title and the name among them", got)
+	}
+}
+
+// TestWriteShowsWhatFilesDoNot changes what is asked for, a mode, and bytes that look
+// alike as text: the files read as they did.
+func TestWriteShowsWhatFilesDoNot(t *testing.T) {
+	before := approval.Bound{
+		Command: []string{"sh", "/workload/a"}, Image: "box", ImageDigest: "sha256:1", Runtime: "runsc", Secrets: []string{"TOKEN"}, Limits: approval.Limits{CPUs: 1},
+		Files: []approval.File{{Path: "a", Mode: 0o644, SHA256: "01"}, {Path: "b", Mode: 0o644, SHA256: "02"}, {Path: "c", Mode: 0o644, SHA256: "03"}},
+	}
+	now := before
+	now.Command, now.ImageDigest, now.Secrets, now.Egress, now.Limits.CPUs = []string{"sh", "/workload/b"}, "sha256:2", []string{"KEY", "TOKEN"}, []string{"internet"}, 4
+	now.Files = []approval.File{{Path: "a", Mode: 0o755, SHA256: "01"}, {Path: "b", Mode: 0o644, SHA256: "ff"}, before.Files[2]}
+	documents := []capability.Document{{Name: "a", Text: "x"}, {Name: "b", Text: "\ufffd"}, {Name: "c", Text: "x"}}
+	review := func(bound approval.Bound) string {
+		var b strings.Builder
+		p := capability.Prepared{Title: "t", Bound: bound, Documents: documents}
+		if err := Write(&b, capability.Info{}, p, &capability.Version{Bound: before, Documents: documents}); err != nil {
+			t.Fatal(err)
+		}
+		return b.String()
+	}
+	if same := review(before); strings.Contains(same, "CHANGED") || !strings.Contains(same, "3 of 3 files") {
+		t.Errorf("of the same:\n%s", same)
+	}
+	got := review(now)
+	for _, want := range []string{
+		`with: ["sh" "/workload/a"]`, "with: box, sha256:1", "with: none", "with: TOKEN", "with: 1 cpus",
+		"=== a HAS CHANGED", "its mode is 0755, and was 0644", "=== b HAS CHANGED", "sha256:ff, and were sha256:02", "1 of 3 files",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the review lacks %q:\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, "with: runsc") {
+		t.Errorf("the runtime is as it was:\n%s", got)
 	}
 }

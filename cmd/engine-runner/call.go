@@ -144,7 +144,7 @@ func (a *app) progress(quiet bool) func(string) {
 	return func(line string) {
 		if !quiet {
 			// The line is a program's: nothing in it may steer the terminal.
-			_, _ = io.WriteString(a.stderr, review.Visible(line)+"\n")
+			_, _ = io.WriteString(a.stderr, review.Line(line)+"\n")
 		}
 	}
 }

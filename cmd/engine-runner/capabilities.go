@@ -38,7 +38,7 @@ func (a *app) capabilitiesCommand() *cobra.Command {
 			}
 			var b strings.Builder
 			for _, c := range list {
-				fmt.Fprintf(&b, "[%s] %s  [%s/%s]  %s\n", c.Project, c.Name, c.Kind, c.Hazard, review.Visible(c.Description))
+				fmt.Fprintf(&b, "[%s] %s  [%s/%s]  %s\n", c.Project, c.Name, c.Kind, c.Hazard, review.Line(c.Description))
 			}
 			return a.Print(b.String())
 		},

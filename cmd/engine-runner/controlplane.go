@@ -109,9 +109,9 @@ func (a *app) planeRunnersCommand(f *planeFlags) *cobra.Command {
 			var b strings.Builder
 			for _, r := range list {
 				state := map[bool]string{true: "connected", false: "gone"}[r.Connected]
-				fmt.Fprintf(&b, "%s  %s since %s, version %s, %d of %d running\n", r.Identity, state, r.Since.Local().Format(time.DateTime), review.Visible(r.Version), r.Capacity.Running, r.Capacity.Max)
+				fmt.Fprintf(&b, "%s  %s since %s, version %s, %d of %d running\n", r.Identity, state, r.Since.Local().Format(time.DateTime), review.Line(r.Version), r.Capacity.Running, r.Capacity.Max)
 				for _, c := range r.Capabilities {
-					fmt.Fprintf(&b, "  [%s] %s  [%s/%s]  %s\n", review.Visible(c.Project), review.Visible(c.Name), c.Kind, c.Hazard, review.Visible(c.Description))
+					fmt.Fprintf(&b, "  [%s] %s  [%s/%s]  %s\n", review.Line(c.Project), review.Line(c.Name), c.Kind, c.Hazard, review.Line(c.Description))
 				}
 			}
 			return a.Print(b.String())

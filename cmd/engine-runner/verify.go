@@ -97,7 +97,7 @@ func (a *app) stateOf() string {
 func describe(r capability.Receipt) string {
 	var b strings.Builder
 	line := func(label, format string, args ...any) {
-		fmt.Fprintf(&b, "%-10s %s\n", label, review.Visible(fmt.Sprintf(format, args...)))
+		fmt.Fprintf(&b, "%-10s %s\n", label, review.Line(fmt.Sprintf(format, args...)))
 	}
 	line("call", "%s: %s of project %s", r.Call, r.Bound.Capability, r.Bound.Project)
 	switch {
