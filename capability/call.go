@@ -7,9 +7,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"maps"
 	"regexp"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/direct-oci/engine/capability/approval"
@@ -57,6 +59,24 @@ type Reply struct {
 // maxArgs bounds the arguments of a call, before they are read.
 const maxArgs = 64 << 20
 
+// MaxValues bounds the values of JSON that are held against a schema: each one of them
+// may be wrong, and is then explained.
+const MaxValues = 1 << 17
+
+// Of what others wrote, this much is noted in the audit log.
+const (
+	maxNotedName    = 200
+	maxNotedMessage = 4 << 10
+)
+
+// shorten cuts a text that is too long, and says so.
+func shorten(text string, most int) string {
+	if len(text) <= most {
+		return text
+	}
+	return strings.ToValidUTF8(text[:most], "") + fmt.Sprintf("... (%d bytes)", len(text))
+}
+
 // call is a Call on its way.
 type call struct {
 	Call
@@ -76,7 +96,7 @@ func (r *Runner) Call(ctx context.Context, ask Call) (Reply, error) {
 	}
 	sum := sha256.Sum256(c.Args)
 	presented := map[string]any{
-		"caller": c.Caller, "environment": c.Environment, "argsSha256": hex.EncodeToString(sum[:]), "argsBytes": len(c.Args),
+		"caller": c.Caller, "environment": shorten(c.Environment, maxNotedName), "argsSha256": hex.EncodeToString(sum[:]), "argsBytes": len(c.Args),
 		"approvalGiven": c.Approval != nil, "approveLocally": c.ApproveLocally,
 	}
 	if err := c.note(audit.Entry{Event: "dispatch", Presented: presented}); err != nil {
@@ -109,7 +129,7 @@ func (c *call) answer(reply Reply, err error) (Reply, error) {
 		return reply, nil
 	}
 	e := engine.AsError(err)
-	return reply, errors.Join(e, c.note(audit.Entry{Event: "refused", Observed: map[string]any{"class": e.Class, "kind": e.Kind, "message": c.redact.Text(e.Message)}}))
+	return reply, errors.Join(e, c.note(audit.Entry{Event: "refused", Observed: map[string]any{"class": e.Class, "kind": e.Kind, "message": shorten(c.redact.Text(e.Message), maxNotedMessage)}}))
 }
 
 func newID() string {
@@ -120,7 +140,7 @@ func newID() string {
 
 // note writes one line of the audit log. What cannot be audited is not done.
 func (c *call) note(e audit.Entry) error {
-	e.Call, e.Project, e.Capability = c.id, c.Project, c.Capability
+	e.Call, e.Project, e.Capability = c.id, shorten(c.Project, maxNotedName), shorten(c.Capability, maxNotedName)
 	if _, err := c.runner.Audit.Append(e); err != nil {
 		return engine.Failed("no_audit", "%w", err).WithFix("make room for the audit log, and have it looked at with engine audit verify")
 	}
@@ -151,7 +171,7 @@ func (c *call) prepare(ctx context.Context) (Prepared, error) {
 	if len(text) == 0 {
 		text = []byte("{}")
 	}
-	args, err := jsjson.Parse(text)
+	args, err := jsjson.ParseAtMost(text, MaxValues)
 	if err != nil {
 		return Prepared{}, engine.Refused("bad_arguments", "cannot read the arguments of %s: %w", c.Capability, err)
 	}
@@ -191,7 +211,7 @@ func (c *call) do(ctx context.Context) (Reply, error) {
 	}
 	auth, burn, err := c.verify(p)
 	if err != nil {
-		return Reply{}, errors.Join(err, c.note(audit.Entry{Event: "approval", Authorised: map[string]any{"refused": err.Error()}}))
+		return Reply{}, errors.Join(err, c.note(audit.Entry{Event: "approval", Authorised: map[string]any{"refused": shorten(err.Error(), maxNotedMessage)}}))
 	}
 	// No secret is read for a call that nobody approved, and no run of an approval is used
 	// up for one whose secrets are not to be had.
@@ -266,7 +286,7 @@ func (c *call) authorise(p Prepared, auth Authorised, burn func() (int, error)) 
 	line := audit.Entry{Event: "approval", Authorised: auth}
 	if err != nil {
 		err = c.approvalError(err)
-		line.Authorised = map[string]any{"refused": err.Error()}
+		line.Authorised = map[string]any{"refused": shorten(err.Error(), maxNotedMessage)}
 	}
 	if err := errors.Join(err, c.note(line)); err != nil {
 		return auth, err

@@ -385,3 +385,46 @@ func FuzzArguments(f *testing.F) {
 		}
 	})
 }
+
+// TestHostileArgumentsAreBounded gives arguments in which everything is wrong, and names
+// without end: the answer and the line of the audit log stay short, and are there.
+func TestHostileArgumentsAreBounded(t *testing.T) {
+	list := json.RawMessage(`{"type":"object","properties":{"l":{"type":"array","items":{"type":"string","pattern":"^a*$"}}}}`)
+	b := newBed(t, fake{info: Info{Name: "a", Hazard: Read, Kind: Action, Params: list}})
+	long := strings.Repeat("x-", 1<<20)
+	for name, tt := range map[string]struct {
+		project, capability, environment, args string
+		violations                             int
+	}{
+		"very many are wrong":    {"shop", "a", "", `{"l":[` + strings.Repeat("1,", 9999) + `1]}`, maxViolations + 1},
+		"too many to look at":    {"shop", "a", "", `{"l":[` + strings.Repeat("1,", MaxValues) + `1]}`, 0},
+		"very many out of range": {"shop", "a", "", `{"l":[` + strings.Repeat("1e999,", 9999) + `1]}`, maxViolations + 1},
+		"a long one is wrong":    {"shop", "a", "", `{"l":["` + long + `"]}`, 1},
+		"a long capability":      {"shop", long, "", `{}`, 0},
+		"a long project":         {long, "a", "", `{}`, 0},
+		"a long environment":     {"shop", "a", long, `{}`, 0},
+	} {
+		_, err := b.Call(context.Background(), Call{Project: tt.project, Capability: tt.capability, Environment: tt.environment, Args: []byte(tt.args)})
+		var v Violations
+		errors.As(err, &v)
+		if !strings.HasPrefix(kind(err), "request ") || len(v) != tt.violations {
+			t.Errorf("%s: %s, %d violations, want a refusal with %d", name, kind(err), len(v), tt.violations)
+		}
+		size := 0
+		for _, x := range v {
+			size += len(x.Pointer) + len(x.Message)
+		}
+		if size > 200<<10 {
+			t.Errorf("%s: violations of %d bytes", name, size)
+		}
+	}
+	f, err := os.Open(b.Audit.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if s, bad := audit.Verify(f); err != nil || bad != nil || s.Lines != 14 || info.Size() > 100<<10 {
+		t.Errorf("audit log of %d bytes: %+v, %v, %v; want two short lines for each of seven", info.Size(), s, err, bad)
+	}
+}

@@ -62,11 +62,18 @@ func (v Violations) Error() string {
 	return strings.Join(texts, "; ")
 }
 
+// maxViolations bounds what is said of one value, and maxViolation each of it: they quote
+// what they are about.
+const (
+	maxViolations = 1000
+	maxViolation  = 1000
+)
+
 // Validate returns everything that is wrong with a value of jsjson.Parse, in order of
-// place, or nil.
+// place, or nil. Of very many things it says the first ones, and how many there are.
 func (s Schema) Validate(v any) Violations {
 	if all := infinite("", v, nil); all != nil {
-		return all // no schema has words for them
+		return all.bounded() // no schema has words for them
 	}
 	err := s.schema.Validate(v)
 	if err == nil {
@@ -79,7 +86,17 @@ func (s Schema) Validate(v any) Violations {
 	var all Violations
 	collect(invalid, message.NewPrinter(language.English), &all)
 	slices.SortStableFunc(all, func(a, b Violation) int { return strings.Compare(a.Pointer, b.Pointer) })
-	return slices.Compact(all)
+	return slices.Compact(all).bounded()
+}
+
+func (v Violations) bounded() Violations {
+	if more := len(v) - maxViolations; more > 0 {
+		v = append(v[:maxViolations:maxViolations], Violation{"", fmt.Sprintf("and %d more are wrong", more)})
+	}
+	for i := range v {
+		v[i].Pointer, v[i].Message = shorten(v[i].Pointer, maxViolation), shorten(v[i].Message, maxViolation)
+	}
+	return v
 }
 
 func pointerTo(token string) string {

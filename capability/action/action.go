@@ -216,7 +216,7 @@ func (a *Action) output(digest string, r engine.Result, redact func(string) stri
 }
 
 func (a *Action) parse(stdout string) (any, string) {
-	v, err := jsjson.Parse([]byte(stdout))
+	v, err := jsjson.ParseAtMost([]byte(stdout), capability.MaxValues)
 	if err != nil {
 		return nil, "its output is not JSON: " + err.Error()
 	}

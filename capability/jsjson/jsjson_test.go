@@ -122,3 +122,17 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+func TestParseBoundsValues(t *testing.T) {
+	for text, values := range map[string]int{`1`: 1, `[]`: 1, `{"a":1}`: 2, `[[],{"a":[null]},"x"]`: 6} {
+		if _, err := ParseAtMost([]byte(text), values); err != nil {
+			t.Errorf("%s of %d values: %v", text, values, err)
+		}
+		if _, err := ParseAtMost([]byte(text), values-1); err == nil {
+			t.Errorf("%s has no more than %d values", text, values-1)
+		}
+	}
+	if _, err := Parse([]byte("[" + strings.Repeat("0,", maxValues) + "0]")); err == nil {
+		t.Error("values without end are read")
+	}
+}

@@ -18,14 +18,24 @@ func (e *SyntaxError) Error() string {
 	return fmt.Sprintf("line %d, column %d: %s", e.Line, e.Column, e.Why)
 }
 
-// maxDepth keeps hostile input from using up the stack.
-const maxDepth = 1000
+// maxDepth keeps hostile input from using up the stack, and maxValues the memory: a
+// value of two bytes becomes many times that.
+const (
+	maxDepth  = 1000
+	maxValues = 1 << 21
+)
 
 // Parse reads one JSON value as JSON.parse does: of equal keys the last counts, and a
 // number too large is infinite. It returns nil, bool, float64, string (in WTF-8), []any
-// and map[string]any. Input that is not UTF-8 is refused. The error is a *SyntaxError.
-func Parse(data []byte) (v any, err error) {
-	p := &parser{in: data}
+// and map[string]any. Input that is not UTF-8 is refused, and so is more than anybody
+// has: values nested deeper than 1000 levels, or more than two million of them. The error
+// is a *SyntaxError.
+func Parse(data []byte) (any, error) { return ParseAtMost(data, maxValues) }
+
+// ParseAtMost is Parse with a bound of its own on the number of values, for callers that
+// spend more on each.
+func ParseAtMost(data []byte, values int) (v any, err error) {
+	p := &parser{in: data, values: values, left: values}
 	defer func() {
 		if e := recover(); e != nil {
 			syntax, ok := e.(*SyntaxError)
@@ -50,8 +60,10 @@ func Parse(data []byte) (v any, err error) {
 // parser reads from in at at. It gives up by a panic with a *SyntaxError, which Parse
 // returns.
 type parser struct {
-	in []byte
-	at int
+	in     []byte
+	at     int
+	values int // that it may hold
+	left   int // of them
 }
 
 func (p *parser) fail(why string) {
@@ -94,6 +106,9 @@ func (p *parser) word(word string, v any) any {
 func (p *parser) value(depth int) any {
 	if depth > maxDepth {
 		p.fail(fmt.Sprintf("it is nested deeper than %d levels", maxDepth))
+	}
+	if p.left--; p.left < 0 {
+		p.fail(fmt.Sprintf("it holds more than %d values", p.values))
 	}
 	switch c := p.peek(); {
 	case c == '{':

@@ -85,7 +85,7 @@ func (e Envelope) Encode() []byte {
 // Parse reads what Encode wrote, and no other spelling of it. The error is a
 // *FieldError.
 func Parse(data []byte) (Envelope, error) {
-	v, err := jsjson.Parse(data)
+	v, err := jsjson.ParseAtMost(data, 4)
 	if err != nil {
 		return Envelope{}, &FieldError{"envelope", "is not JSON: " + err.Error()}
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"sort"
+	"strconv"
 	"strings"
 
 	"github.com/direct-oci/engine/capability"
@@ -40,10 +41,10 @@ const schema = `{
         }
       }
     },
-    "entrypoint": {"type": "string", "description": "path of the file to run: .ts and .tsx by tsx, .js, .mjs and .cjs by node, .py by python3, .sh by sh; any other by the interpreter in its first line, after #!"},
-    "secrets": {"type": "array", "items": {"type": "string", "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}, "description": "keys of the project's secrets"},
+    "entrypoint": {"type": "string", "maxLength": 1024, "description": "path of the file to run: .ts and .tsx by tsx, .js, .mjs and .cjs by node, .py by python3, .sh by sh; any other by the interpreter in its first line, after #!"},
+    "secrets": {"type": "array", "items": {"type": "string", "maxLength": 256, "pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}, "description": "keys of the project's secrets"},
     "egress": {
-      "type": ["boolean", "string", "array"], "items": {"type": "string"}, "default": false,
+      "type": ["boolean", "string", "array"], "maxLength": 1024, "items": {"type": "string", "maxLength": 1024}, "default": false,
       "description": "true: all that the runner grants; otherwise grants like api.example.com:443, 192.0.2.0/24:5432 or internet"
     },
     "limits": {
@@ -235,7 +236,7 @@ func unknownKeys(args any) []string {
 				found = found || k == name
 			}
 			if !found {
-				warnings = append(warnings, fmt.Sprintf("%s/%s means nothing and is left out; known are %s", at, jsjson.Text(k), strings.Join(known, ", ")))
+				warnings = append(warnings, fmt.Sprintf("%s/%s means nothing and is left out; known are %s", at, shown(k), strings.Join(known, ", ")))
 			}
 		}
 	}
@@ -248,7 +249,18 @@ func unknownKeys(args any) []string {
 		look(fmt.Sprintf("/files/%d", i), f, "path", "contents")
 	}
 	sort.Strings(warnings)
+	if more := len(warnings) - maxWarnings; more > 0 {
+		warnings = append(warnings[:maxWarnings], fmt.Sprintf("%d more keys mean nothing and are left out", more))
+	}
 	return warnings
+}
+
+const maxWarnings = 20
+
+// shown is a key as a message shows it: in one line, and not without end.
+func shown(key string) string {
+	text := strconv.Quote(jsjson.Text(key[:min(len(key), 100)]))
+	return text[1 : len(text)-1]
 }
 
 func output(digest string, r engine.Result, redact func(string) string) Output {

@@ -6,8 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/direct-oci/engine/capability"
 	"github.com/direct-oci/engine/capability/dependency"
@@ -168,6 +170,24 @@ func TestBound(t *testing.T) {
 		q, err := prepare(x, strings.Replace(base, from, map[string]string{`"x\ud800"`: `"x\ufffd"`, `"cpus":8`: `"cpus":9`, `["B","A","B"]`: `["B"]`}[from], 1))
 		if err != nil || q.Bound.Difference(b) != field {
 			t.Errorf("with another %s the difference is %q, %v, want %s", from, q.Bound.Difference(b), err, field)
+		}
+	}
+}
+
+// TestUnknownKeysStayInTheirLine wants warnings of keys that are many, long, or of
+// several lines to be few, short and of one line.
+func TestUnknownKeysStayInTheirLine(t *testing.T) {
+	args := map[string]any{"a\nwarning: b": 1.0, strings.Repeat("\xed\xa0\x80", 1000): 1.0, "files": []any{}}
+	for i := range 1000 {
+		args["k"+strconv.Itoa(i)] = 1.0
+	}
+	warnings := unknownKeys(args)
+	if len(warnings) != maxWarnings+1 || !strings.HasPrefix(warnings[0], `/a\nwarning: b means nothing`) || warnings[maxWarnings] != "982 more keys mean nothing and are left out" {
+		t.Errorf("%d warnings, the first %q, the last %q", len(warnings), warnings[0], warnings[len(warnings)-1])
+	}
+	for _, w := range append(warnings, unknownKeys(map[string]any{strings.Repeat("\xed\xa0\x80", 1000): 1.0})...) {
+		if len(w) > 500 || strings.Contains(w, "\n") || !utf8.ValidString(w) {
+			t.Errorf("warning %q", w)
 		}
 	}
 }
