@@ -42,7 +42,7 @@ var allowed = map[string]struct {
 	},
 	"engine/spelling":          {nil, "words and nothing else"},
 	"engine/doctor":            {[]string{"cgroups", "rootfs", "engine", "engine/ociruntime"}, "looks at the host as a run would"},
-	"cmd/cli":                  {[]string{"engine", "engine/spelling"}, "how a command line answers and what it says of typing errors; it knows no command"},
+	"cmd/cli":                  {[]string{"capability/jsjson", "engine", "engine/spelling"}, "how a command line answers and what it says of typing errors; it knows no command"},
 	"cmd/engine":               {[]string{"cgroups", "cmd/cli", "engine", "engine/doctor", "engine/journal", "engine/ociruntime", "engine/spelling", "netns", "netns/egress", "oci", "rootfs/image", "rootfs/image/job"}, "an edge: words to values and back, no policy"},
 	"capability/jsjson":        {nil, "pure: JavaScript's JSON"},
 	"capability/signed":        {[]string{"capability/jsjson"}, "keys and envelopes, it knows nothing that is signed"},

@@ -14,6 +14,7 @@ import (
 
 	"github.com/direct-oci/engine/capability/approval"
 	"github.com/direct-oci/engine/capability/audit"
+	"github.com/direct-oci/engine/capability/jsjson"
 	"github.com/direct-oci/engine/capability/secret"
 	"github.com/direct-oci/engine/capability/signed"
 	"github.com/direct-oci/engine/engine"
@@ -426,5 +427,23 @@ func TestHostileArgumentsAreBounded(t *testing.T) {
 	info, err := f.Stat()
 	if s, bad := audit.Verify(f); err != nil || bad != nil || s.Lines != 14 || info.Size() > 100<<10 {
 		t.Errorf("audit log of %d bytes: %+v, %v, %v; want two short lines for each of seven", info.Size(), s, err, bad)
+	}
+}
+
+// TestOutputIsTheReceipts wants the bytes that a receipt has the hash of to be those that
+// an edge can print as they are.
+func TestOutputIsTheReceipts(t *testing.T) {
+	const text = "\u202e\u009b\x1b<&>\u2028\U000e0041é\n"
+	out, err := EncodeOutput(map[string]string{"stdout": text})
+	var back map[string]string
+	if err != nil || json.Unmarshal(out, &back) != nil || back["stdout"] != text {
+		t.Fatalf("EncodeOutput = %s, %v", out, err)
+	}
+	if again := jsjson.Printable(string(out)); again != string(out) || strings.ContainsAny(again, "\u202e\u009b\u2028") {
+		t.Errorf("a terminal has to be kept from %q", out)
+	}
+	receipt := &Receipt{}
+	if err := receipt.observe(Outcome{Output: map[string]string{"stdout": text}}, nil); err != nil || receipt.Observed.OutputSHA256 != hash(out) {
+		t.Errorf("the receipt has %s, %v, want the hash of %s", receipt.Observed.OutputSHA256, err, out)
 	}
 }

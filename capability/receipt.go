@@ -11,6 +11,7 @@ import (
 
 	"github.com/direct-oci/engine/capability/approval"
 	"github.com/direct-oci/engine/capability/audit"
+	"github.com/direct-oci/engine/capability/jsjson"
 	"github.com/direct-oci/engine/capability/signed"
 	"github.com/direct-oci/engine/engine"
 )
@@ -85,13 +86,15 @@ func (r *Receipt) observe(out Outcome, runErr error) error {
 	return nil
 }
 
-// EncodeOutput writes the output of a call: one line of JSON.
+// EncodeOutput writes the output of a call: one line of JSON. It is what every edge gives
+// to callers, to the byte, for a receipt holds its hash: so it has no character that a
+// terminal obeys.
 func EncodeOutput(v any) ([]byte, error) {
 	var b bytes.Buffer
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	err := enc.Encode(v)
-	return b.Bytes(), err
+	return []byte(jsjson.Printable(b.String())), err
 }
 
 func hash(b []byte) string {

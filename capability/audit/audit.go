@@ -82,15 +82,17 @@ func (l Log) append(e Entry) (head Head, err error) {
 	if err != nil {
 		return Head{}, err
 	}
-	last, torn, err := tail(f)
+	last, torn, open, err := tail(f)
 	if err != nil {
 		return Head{}, err
 	}
 	e.Seq, e.Time, e.Prev = last.Seq+1, time.Now().UTC(), last.Hash
 	var line []byte
+	if open || len(torn) > 0 {
+		line = []byte("\n")
+	}
 	if len(torn) > 0 {
 		e.Torn = hashOf(torn)
-		line = []byte("\n")
 	}
 	entry, err := json.Marshal(e)
 	if err != nil {
@@ -141,32 +143,43 @@ func hashOf(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// tail returns the last whole line and what crashes left behind it, without reading
-// the rest.
-func tail(f *os.File) (Head, []byte, error) {
+// tail returns the last whole line, what crashes left behind it, and whether they took
+// nothing but its end. It reads no more than it has to.
+func tail(f *os.File) (last Head, torn []byte, open bool, err error) {
 	info, err := f.Stat()
 	if err != nil {
-		return Head{}, nil, err
+		return Head{}, nil, false, err
 	}
-	size := min(info.Size(), 3*maxLine)
-	data := make([]byte, size)
-	if _, err := f.ReadAt(data, info.Size()-size); err != nil {
-		return Head{}, nil, err
-	}
-	for end := len(data); end > 0; {
-		end = bytes.LastIndexByte(data[:end], '\n')
-		if end < 0 {
-			break
+	for size := int64(32 << 10); ; size *= 10 {
+		size = min(size, info.Size(), 3*maxLine)
+		data := make([]byte, size)
+		if _, err := f.ReadAt(data, info.Size()-size); err != nil {
+			return Head{}, nil, false, err
 		}
+		last, torn, found := lastLine(data, size == info.Size())
+		switch {
+		case found || size == info.Size() && size <= maxLine:
+			return last, torn, found && len(torn) == 0 && data[size-1] != '\n', nil
+		case size == info.Size() || size == 3*maxLine:
+			return Head{}, nil, false, errors.New("it does not end in a line of this log")
+		}
+	}
+}
+
+// lastLine finds the last line of this log in data, and what is behind it: all of data if
+// there is none. all says that data begins where the log does. One without its end is a
+// line too: a crash may have taken just that.
+func lastLine(data []byte, all bool) (last Head, torn []byte, found bool) {
+	for end := len(data); end >= 0; end = bytes.LastIndexByte(data[:end], '\n') {
 		from := bytes.LastIndexByte(data[:end], '\n') + 1
+		if from == 0 && !all {
+			break // its beginning is not here
+		}
 		if e, hash, err := parse(data[from:end]); err == nil {
-			return Head{e.Seq, hash}, data[end+1:], nil
+			return Head{e.Seq, hash}, data[min(end+1, len(data)):], true
 		}
 	}
-	if info.Size() > maxLine {
-		return Head{}, nil, errors.New("it does not end in a line of this log")
-	}
-	return Head{}, data, nil
+	return Head{}, data, false
 }
 
 // parse reads one line, without its end.
@@ -219,8 +232,8 @@ func Verify(r io.Reader) (Summary, error) {
 			return s, err
 		}
 		e, hash, bad := parse(line)
-		if bad != nil || err == io.EOF { // a whole line has its end
-			if len(torn) > maxLine || bad == nil {
+		if bad != nil {
+			if len(torn) > maxLine {
 				return s, &BrokenError{n, "it is not finished, and no line of this log"}
 			}
 			if s.Torn++; torn != nil {

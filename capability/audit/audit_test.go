@@ -90,11 +90,19 @@ func TestCrashesLeaveHalfLines(t *testing.T) {
 		t.Fatal(err)
 	}
 	last := bytes.LastIndexByte(whole[:len(whole)-1], '\n') + 1
+	cuts := []int{len(whole) - 1}
 	for cut := last; cut < len(whole); cut += 7 {
+		cuts = append(cuts, cut)
+	}
+	for _, cut := range cuts {
 		if err := os.WriteFile(l.Path, whole[:cut], 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if s, err := verify(t, l); err != nil || s.Lines != 2 || s.Open != (cut > last) {
+		lines := 2
+		if cut == len(whole)-1 {
+			lines = 3 // all of it but its end
+		}
+		if s, err := verify(t, l); err != nil || s.Lines != lines || s.Open != (cut > last && lines == 2) {
 			t.Fatalf("cut at %d: %+v, %v", cut, s, err)
 		}
 		for _, more := range []string{"", "\n", `{"hash":"abc`, "\n\nx"} {
@@ -108,7 +116,7 @@ func TestCrashesLeaveHalfLines(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if s, err := verify(t, l); err != nil || s.Lines != 6 || s.Open || !s.Has(heads[1]) {
+		if s, err := verify(t, l); err != nil || s.Lines != lines+4 || s.Open || !s.Has(heads[1]) {
 			data, _ := os.ReadFile(l.Path)
 			t.Fatalf("cut at %d: after more lines %+v, %v\n%s", cut, s, err, data)
 		}
@@ -136,4 +144,18 @@ func TestManyAppend(t *testing.T) {
 func FuzzVerify(f *testing.F) {
 	f.Add([]byte(`{"hash":"","entry":{}}` + "\n"))
 	f.Fuzz(func(t *testing.T, data []byte) { _, _ = Verify(bytes.NewReader(data)) })
+}
+
+// TestAppendFindsALongLine appends behind a line that is nearly as long as one may be.
+func TestAppendFindsALongLine(t *testing.T) {
+	l, _ := fill(t, 3)
+	for range 3 {
+		if _, err := l.Append(Entry{Event: "end", Observed: strings.Repeat("x", maxLine-1000)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	head, err := l.Append(Entry{Event: "end"})
+	if s, bad := verify(t, l); err != nil || bad != nil || s.Head != head || head.Seq != 7 {
+		t.Errorf("Append = %+v, %v; Verify = %+v, %v", head, err, s, bad)
+	}
 }

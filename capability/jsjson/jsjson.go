@@ -11,10 +11,13 @@ package jsjson
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -122,6 +125,26 @@ func AppendString(dst []byte, s string) []byte {
 		start = i + 1
 	}
 	return append(append(dst, s[start:]...), '"')
+}
+
+// Printable writes characters of JSON text that could steer a terminal as JSON's own
+// escapes, which mean the same to a reader of JSON. Encoders only do so below U+0020; the
+// rest of what terminals obey, such as U+009B, they leave as it is. The text is in UTF-8.
+func Printable(text string) string {
+	var b strings.Builder
+	b.Grow(len(text))
+	for _, r := range text {
+		switch {
+		case r == '\n' || unicode.IsPrint(r) || unicode.Is(unicode.Zs, r):
+			b.WriteRune(r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
+		default:
+			fmt.Fprintf(&b, `\u%04x`, r)
+		}
+	}
+	return b.String()
 }
 
 // Compare orders strings as JavaScript's < does, by their UTF-16 units.

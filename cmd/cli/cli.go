@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/direct-oci/engine/capability/jsjson"
 	"github.com/direct-oci/engine/engine"
 )
 
@@ -58,7 +59,7 @@ func (o *Output) encode(v any, indent string) error {
 	if err := enc.Encode(v); err != nil {
 		return engine.Failed("internal", "cannot encode the answer: %w", err)
 	}
-	return o.Print(EscapeJSON(b.String()))
+	return o.Print(jsjson.Printable(b.String()))
 }
 
 func written(err error) error {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"unicode"
-	"unicode/utf16"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
@@ -59,26 +58,6 @@ func (e *Escaper) End() string {
 		fmt.Fprintf(&b, `\x%02x`, c)
 	}
 	e.rest = nil
-	return b.String()
-}
-
-// EscapeJSON writes characters that could steer a terminal as JSON's own escapes, which
-// mean the same to a reader of JSON. Encoders only do so below U+0020; the rest of what
-// terminals obey, such as U+009B, they leave as it is.
-func EscapeJSON(text string) string {
-	var b strings.Builder
-	b.Grow(len(text))
-	for _, r := range text {
-		switch {
-		case r == '\n' || unicode.IsPrint(r) || unicode.Is(unicode.Zs, r):
-			b.WriteRune(r)
-		case r > 0xffff:
-			high, low := utf16.EncodeRune(r)
-			fmt.Fprintf(&b, `\u%04x\u%04x`, high, low)
-		default:
-			fmt.Fprintf(&b, `\u%04x`, r)
-		}
-	}
 	return b.String()
 }
 

@@ -84,7 +84,7 @@ func (a *app) dispatch(ctx context.Context, r *capability.Runner, c config.Confi
 	if failed(reply.Output) {
 		a.status = statusFailed
 	}
-	return a.Print(cli.EscapeJSON(string(out)))
+	return a.Print(string(out))
 }
 
 // failed reports whether the output is of a program that ran and failed.
