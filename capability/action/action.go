@@ -29,7 +29,7 @@ type Action struct {
 }
 
 // Load returns the actions in dir, one directory each, and what is wrong with others.
-// Directories whose names begin with a dot are left out.
+// Directories whose names begin with a dot, and files, are left out.
 func Load(dir string, profile sandbox.Profile, in *install.Installer) ([]capability.Capability, []capability.Problem) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -38,7 +38,11 @@ func Load(dir string, profile sandbox.Profile, in *install.Installer) ([]capabil
 	var actions []capability.Capability
 	var problems []capability.Problem
 	for _, e := range entries {
-		if !e.IsDir() || strings.HasPrefix(e.Name(), ".") {
+		if strings.HasPrefix(e.Name(), ".") || e.Type().IsRegular() {
+			continue
+		}
+		if !e.IsDir() {
+			problems = append(problems, capability.Problem{Name: e.Name(), Message: "it is no directory: links are not followed"})
 			continue
 		}
 		a, err := Open(filepath.Join(dir, e.Name()), profile, in)

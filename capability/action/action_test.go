@@ -69,12 +69,16 @@ func TestBrokenOnesAreReported(t *testing.T) {
 	if err := os.Symlink("/etc/passwd", filepath.Join(dir, "link", "passwd")); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Symlink(filepath.Join(dir, "good"), filepath.Join(dir, "linked")); err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, "README", "no action")
 	actions, problems := Load(dir, sandbox.Profile{}, nil)
 	if len(actions) != 1 || actions[0].Info().Name != "orders.refund" {
 		t.Errorf("actions = %+v", actions)
 	}
-	if len(problems) != len(broken)+1 {
-		t.Errorf("%d problems, want %d: %+v", len(problems), len(broken)+1, problems)
+	if len(problems) != len(broken)+2 {
+		t.Errorf("%d problems, want %d: %+v", len(problems), len(broken)+2, problems)
 	}
 	if _, problems := Load(filepath.Join(dir, "none"), sandbox.Profile{}, nil); len(problems) != 1 {
 		t.Errorf("a directory that is missing: %+v", problems)

@@ -153,6 +153,9 @@ func (f *approveFlags) sign(project capability.Project, p capability.Prepared) (
 	if signed.KeyID(known) != signed.KeyID(key.Public().(ed25519.PublicKey)) {
 		return signed.Envelope{}, engine.Refused("no_key", "cannot approve with --key=%s: it is not the key of approver %s", f.key, f.approver)
 	}
+	if f.validFor <= 0 {
+		return signed.Envelope{}, engine.Refused("bad_arguments", "cannot approve for --valid-for=%s: it would have expired", f.validFor)
+	}
 	now := time.Now()
 	s, err := approval.New(p.Bound, p.Title, f.approver, now.Add(-time.Minute), now.Add(f.validFor), f.maxRuns)
 	if err != nil {

@@ -33,11 +33,7 @@ func (c *checker) bad(key, message, fix string) {
 // check says what is wrong with the config, as far as can be told without the host.
 func (c *Config) check() []Problem {
 	k := &checker{config: c}
-	for name, a := range c.Approvers {
-		if _, err := signed.ParsePublicKey(a.PublicKey); err != nil {
-			k.bad("approvers."+name+".publicKey", err.Error(), "make a pair with engine approve keygen")
-		}
-	}
+	k.approvers()
 	k.secrets("secrets", c.Secrets)
 	for slug, p := range c.Projects {
 		k.project(slug, p)
@@ -58,6 +54,24 @@ func (c *Config) check() []Problem {
 	}
 	sortProblems(k.problems)
 	return k.problems
+}
+
+// approvers wants a key for each of them: an approval names its key, and has to tell who
+// agreed.
+func (k *checker) approvers() {
+	owners := map[string]string{}
+	for _, name := range keys(k.config.Approvers) {
+		at := "approvers." + name + ".publicKey"
+		key, err := signed.ParsePublicKey(k.config.Approvers[name].PublicKey)
+		if err != nil {
+			k.bad(at, err.Error(), "make a pair with engine approve keygen")
+			continue
+		}
+		if other, taken := owners[signed.KeyID(key)]; taken {
+			k.bad(at, "is the key of "+other+" too", "make a pair for each with engine approve keygen")
+		}
+		owners[signed.KeyID(key)] = name
+	}
 }
 
 func (k *checker) secrets(at string, sources map[string]secret.Source) {

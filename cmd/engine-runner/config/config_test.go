@@ -29,7 +29,7 @@ approvers:
   bob:
     publicKey: |
       -----BEGIN PUBLIC KEY-----
-      MCowBQYDK2VwAyEAntdRmwCAiWzh0OCWF9GMYLX5D34HC915872+Qkcvfgk=
+      MCowBQYDK2VwAyEA+J8+GpkIMR6JP7Av8ymPMT+6+BQl9pukI6tVIrwde3Q=
       -----END PUBLIC KEY-----
 secrets:
   SHARED: hunter2-shared
@@ -150,7 +150,7 @@ func TestProblems(t *testing.T) {
 	tests := []struct{ name, text, want, fix string }{
 		{"an unknown key", "development: true\nsandbox:\n  image: x\n  runtme: runsc\n", "line 4: sandbox.runtme is no key of a config", "did you mean runtime?"},
 		{"a key in other letters", "Development: true", "line 1: Development is no key", "did you mean development?"},
-		{"a key that comes twice", "development: true\ndevelopment: false\n", "line 2:", ""},
+		{"a key that comes twice", "development: true\ndevelopment: false\n", "line 2: a key comes twice", ""},
 		{"a number for a string", "stateDir: 5", "line 1: stateDir is not a string", ""},
 		{"a string for a number", "sandbox: {image: x, limits: {cpus: many}}", "sandbox.limits.cpus is not a number", ""},
 		{"half a process", "sandbox: {image: x, limits: {pids: 1.5}}", "is not a whole number", ""},
@@ -165,6 +165,13 @@ func TestProblems(t *testing.T) {
 		{"a secret's bad name", "secrets: {a-b: x}", "line 1: secrets has a name of a secret", "letters"},
 		{"an unknown approver", "approvers: {alice: {publicKey: " + publicKey + "}}\nprojects: {p: {approvers: [alcie]}}", "is none of the approvers", "did you mean alice?"},
 		{"a bad key", "approvers: {a: {publicKey: x}}", "cannot read public key", "keygen"},
+		{"one key for two", "approvers: {a: {publicKey: " + publicKey + "}, b: {publicKey: " + publicKey + "}}", "approvers.b.publicKey is the key of a too", "keygen"},
+		{"brackets without end", "a: " + strings.Repeat("[", 1<<20), "line 1: it is nested deeper than 100 levels", ""},
+		{"mappings without end", "a:\n  " + strings.Repeat("{b: ", 1<<18), "line 2: it is nested deeper than 100 levels", ""},
+		{"lists without end", strings.Repeat("- ", 1<<20), "it is nested deeper than 100 levels", ""},
+		{"keys of keys without end", strings.Repeat("? ", 1<<20), "it is nested deeper than 100 levels", ""},
+		{"tags of tags without end", strings.Repeat("!a\n", 1<<20), "line 101: it is nested deeper than 100 levels", ""},
+		{"a bomb of aliases", "a: &a [x, x]\nb: &b [*a, *a]\nc: [*b, *b]\n", "a is no key", ""},
 		{"a bad slug", "projects: {A b: {}}", "projects.A b is no slug", ""},
 		{"actions without a sandbox", "projects: {p: {actions: /a}}", "needs a sandbox", ""},
 		{"a bad grant", "sandbox: {image: x, egress: {allow: ['a b']}}", "sandbox.egress.allow is no list of grants", ""},

@@ -11,7 +11,9 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
+	"github.com/goccy/go-yaml/lexer"
 	"github.com/goccy/go-yaml/parser"
+	"github.com/goccy/go-yaml/token"
 
 	"github.com/direct-oci/engine/capability/secret"
 	"github.com/direct-oci/engine/engine/spelling"
@@ -30,17 +32,14 @@ func (d *decoder) problem(line int, key, message, fix string) {
 }
 
 func (d *decoder) document(data []byte, c *Config) {
-	file, err := parser.ParseBytes(data, 0)
+	tokens := lexer.Tokenize(string(data))
+	if line := tooDeep(tokens); line > 0 {
+		d.problem(line, "", fmt.Sprintf("it is nested deeper than %d levels", maxDepth), "")
+		return
+	}
+	file, err := parser.Parse(tokens, 0)
 	if err != nil {
-		line, message := 0, "it is neither YAML nor JSON"
-		var e yaml.Error
-		if errors.As(err, &e) {
-			message += ": " + e.GetMessage()
-			if t := e.GetToken(); t != nil && t.Position != nil {
-				line = t.Position.Line
-			}
-		}
-		d.problem(line, "", message, "")
+		d.syntax(err)
 		return
 	}
 	if len(file.Docs) != 1 || file.Docs[0].Body == nil {
@@ -48,6 +47,55 @@ func (d *decoder) document(data []byte, c *Config) {
 		return
 	}
 	d.value("", file.Docs[0].Body, reflect.ValueOf(c).Elem())
+}
+
+// syntax notes why a document cannot be read.
+func (d *decoder) syntax(err error) {
+	line, message := 0, "it is neither YAML nor JSON"
+	var e yaml.Error
+	if errors.As(err, &e) {
+		if t := e.GetToken(); t != nil && t.Position != nil {
+			line = t.Position.Line
+		}
+		switch why := e.GetMessage(); {
+		case strings.HasPrefix(why, "mapping key "):
+			message = "a key comes twice"
+		case !strings.Contains(why, `"`): // the others quote
+			message += ": " + why
+		}
+	}
+	d.problem(line, "", message, "")
+}
+
+// maxDepth is more than any config has. The parser has no bound of its own, and takes a
+// kilobyte and more for each level: a file of a few megabytes could end the process.
+const maxDepth = 100
+
+// tooDeep returns the line in which tokens are nested deeper than maxDepth, or 0. In
+// brackets depth is counted; of what a parser may take for nested without them, how much
+// there is in one line, and of what no config has, how much at all; and what is nested by lines that stand further in and further in
+// is few for its size.
+func tooDeep(tokens token.Tokens) int {
+	brackets, line, inLine, marks := 0, 0, 0, 0
+	for _, t := range tokens {
+		if t.Position.Line != line {
+			line, inLine = t.Position.Line, 0
+		}
+		switch t.Type {
+		case token.MappingStartType, token.SequenceStartType:
+			brackets++
+		case token.MappingEndType, token.SequenceEndType:
+			brackets = max(brackets-1, 0)
+		case token.SequenceEntryType, token.MappingKeyType:
+			inLine++
+		case token.AnchorType, token.TagType:
+			marks++
+		}
+		if max(brackets, inLine, marks) > maxDepth {
+			return line
+		}
+	}
+	return 0
 }
 
 func lineOf(n ast.Node) int {
