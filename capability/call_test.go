@@ -404,6 +404,7 @@ func TestHostileArgumentsAreBounded(t *testing.T) {
 		"a long capability":      {"shop", long, "", `{}`, 0},
 		"a long project":         {long, "a", "", `{}`, 0},
 		"a long environment":     {"shop", "a", long, `{}`, 0},
+		"a line of the log":      {"shop\n{\"hash\":\"", "a\x00\x1b[2J\u2028", "\xff\r\n", `{}`, 0},
 	} {
 		_, err := b.Call(context.Background(), Call{Project: tt.project, Capability: tt.capability, Environment: tt.environment, Args: []byte(tt.args)})
 		var v Violations
@@ -425,8 +426,8 @@ func TestHostileArgumentsAreBounded(t *testing.T) {
 	}
 	defer f.Close()
 	info, err := f.Stat()
-	if s, bad := audit.Verify(f); err != nil || bad != nil || s.Lines != 14 || info.Size() > 100<<10 {
-		t.Errorf("audit log of %d bytes: %+v, %v, %v; want two short lines for each of seven", info.Size(), s, err, bad)
+	if s, bad := audit.Verify(f); err != nil || bad != nil || s.Lines != 16 || info.Size() > 100<<10 {
+		t.Errorf("audit log of %d bytes: %+v, %v, %v; want two short lines for each of eight", info.Size(), s, err, bad)
 	}
 }
 

@@ -293,6 +293,67 @@ func TestBurnRaceHasAsManyWinnersAsRuns(t *testing.T) {
 	}
 }
 
+// TestTamperedRecordsBurnNothing puts what is no record of uses in the place of one: no
+// run is given for it, and nothing is written elsewhere.
+func TestTamperedRecordsBurnNothing(t *testing.T) {
+	e, approvers := approve(t, func(s *Statement) { s.MaxRuns = 1 })
+	s, err := Verify(e, approvers, bound(), now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	elsewhere := filepath.Join(t.TempDir(), "elsewhere")
+	for name, tamper := range map[string]func(dir string) error{
+		"a file for the directory": func(dir string) error { return os.WriteFile(dir, nil, 0o600) },
+		"a link for the directory": func(dir string) error { return os.Symlink(elsewhere, dir) },
+		"a link for the record": func(dir string) error {
+			return errors.Join(os.Mkdir(dir, 0o700), os.Symlink(elsewhere, filepath.Join(dir, "1")))
+		},
+		"a directory for the record": func(dir string) error { return os.MkdirAll(filepath.Join(dir, "1"), 0o700) },
+		"an empty record": func(dir string) error {
+			return errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "1"), nil, 0o600))
+		},
+		"a record of somebody else's": func(dir string) error {
+			return errors.Join(os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "1"), []byte("x"), 0o600))
+		},
+	} {
+		b := Burned{t.TempDir()}
+		if err := tamper(filepath.Join(b.Dir, s.Nonce)); err != nil {
+			t.Fatal(err)
+		}
+		if run, err := b.Burn(e, s); err == nil {
+			t.Errorf("%s: run %d was given", name, run)
+		}
+		if _, err := os.Lstat(elsewhere); err == nil {
+			t.Errorf("%s: something was written elsewhere", name)
+		}
+	}
+}
+
+// TestOtherSpellingsAreRefused writes an approval in ways that some readers would take
+// for the same.
+func TestOtherSpellingsAreRefused(t *testing.T) {
+	e, approvers := approve(t, nil)
+	text := strings.TrimSpace(string(e.Encode()))
+	for name, other := range map[string]string{
+		"a key twice":          strings.Replace(text, "{", `{"payload":"e30=",`, 1),
+		"one key more":         strings.Replace(text, "{", `{"x":1,`, 1),
+		"keys in capitals":     strings.Replace(text, `"keyId"`, `"KeyID"`, 1),
+		"a key in capitals":    strings.Replace(text, e.KeyID, strings.ToUpper(e.KeyID), 1),
+		"base64 without end":   strings.Replace(text, `=="}`, `"}`, 1),
+		"base64 with line end": strings.Replace(text, `=="}`, `==\n"}`, 1),
+		"a list":               "[" + text + "]",
+		"something behind it":  text + text,
+	} {
+		got, err := signed.Parse([]byte(other))
+		if err == nil {
+			_, err = Verify(got, approvers, bound(), now)
+		}
+		if err == nil {
+			t.Errorf("%s: accepted %s", name, other)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	fixed := func(s *Statement) { s.Nonce = strings.Repeat("00", 16) } // the same in every process of the fuzzer
 	e, approvers := approve(f, fixed)

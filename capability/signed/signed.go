@@ -87,7 +87,7 @@ func (e Envelope) Encode() []byte {
 func Parse(data []byte) (Envelope, error) {
 	v, err := jsjson.ParseAtMost(data, 4)
 	if err != nil {
-		return Envelope{}, &FieldError{"envelope", "is not JSON: " + err.Error()}
+		return Envelope{}, &FieldError{"envelope", "is not JSON of payload, keyId and signature: " + err.Error()}
 	}
 	m, ok := v.(map[string]any)
 	if !ok || len(m) != 3 {

@@ -127,7 +127,8 @@ func (g generator) object(members ...string) string {
 
 // junk is a member that no digest knows, sometimes of a known name that comes again.
 func (g generator) junk() string {
-	return `"x` + strconv.Itoa(g.IntN(1000)) + `":` + g.pick("null", "[[]]", `{"path":1}`, g.text(), g.number())
+	name := g.pick("x"+strconv.Itoa(g.IntN(1000)), "__proto__", "constructor", "toString", "prototype")
+	return strconv.Quote(name) + ":" + g.pick(`{"secrets":["x"],"egress":true,"limits":{"cpus":3},"contents":"x"}`, "null", "[[]]", `{"path":1}`, g.text(), g.number())
 }
 
 func (g generator) texts() string {
