@@ -137,14 +137,25 @@ func Boot(ctx context.Context, c Config) (*Machine, error) {
 	if spec.accel, err = acceleration(ctx, c.Cache, spec); err != nil {
 		return nil, errors.Join(err, m.removeScrap())
 	}
-	if m.q, err = launch(ctx, spec); err != nil {
-		return nil, errors.Join(err, m.removeScrap())
+	for tries := 1; ; tries++ {
+		if m.q, err = launch(ctx, spec); err != nil {
+			return nil, errors.Join(err, m.removeScrap())
+		}
+		if err = m.greet(drives); err == nil {
+			return m, nil
+		}
+		err = m.dead("booting", err)
+		var dead *DeadError
+		if tries == bootTries || !errors.As(err, &dead) {
+			return nil, errors.Join(err, m.Close())
+		}
 	}
-	if err := m.greet(drives); err != nil {
-		return nil, errors.Join(m.dead("booting", err), m.Close())
-	}
-	return m, nil
 }
+
+// bootTries is how often a machine is started that dies before it has been given
+// anything to do: emulated kernels were seen, about once in a hundred boots, to trip
+// over an instruction of their own that they were patching.
+const bootTries = 3
 
 func orDefault(n, otherwise int) int {
 	if n == 0 {
