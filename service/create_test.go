@@ -60,6 +60,37 @@ func TestCreateOrAdopt(t *testing.T) {
 	}
 }
 
+// TestWhatHasEndedIsNotAdopted creates a sandbox in the place of one whose result is on
+// record while its monitor is still there.
+func TestWhatHasEndedIsNotAdopted(t *testing.T) {
+	w := newWorld(t)
+	m := w.manager(t)
+	first, _, err := m.Create(t.Context(), spec("work", "ann"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.tell(first.ID, engine.ReasonTimeout)
+	type made struct {
+		sandbox Sandbox
+		created bool
+		err     error
+	}
+	done := make(chan made, 1)
+	go func() {
+		s, created, err := m.Create(t.Context(), spec("work", "ann"))
+		done <- made{s, created, err}
+	}()
+	until(t, "the dead one's removal is tried", func() bool { return len(done) > 0 || w.count("keep") > 0 })
+	w.lose(first.ID)
+	got := <-done
+	if got.err != nil || !got.created || got.sandbox.ID == first.ID || got.sandbox.State != Ready {
+		t.Errorf("Create over one that has ended = %+v, %v, %v", got.sandbox, got.created, got.err)
+	}
+	if n := w.count("kill"); n != 0 {
+		t.Errorf("what had ended was killed %d times", n)
+	}
+}
+
 func TestSpecsAreRefused(t *testing.T) {
 	w := newWorld(t)
 	m := w.manager(t)

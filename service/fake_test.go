@@ -133,7 +133,7 @@ func (f *fake) Load(id string) (engine.Record, error) {
 	r.Alive = err == nil
 	var result engine.Result
 	if get(f.run(id, "result"), &result) {
-		r.Result, r.State, r.Alive = &result, engine.Removed, false
+		r.Result, r.State = &result, engine.Removed
 	}
 	return r, nil
 }
@@ -173,8 +173,13 @@ func (f *fake) Live() (live []engine.Record, err error) {
 
 // end is what a monitor does when a run is over; with lost it is what remains of one.
 func (f *fake) end(id string, reason engine.Reason) {
-	put(f.run(id, "result"), engine.Result{ID: id, Reason: &reason, OOMKilled: reason == engine.ReasonOOM})
+	f.tell(id, reason)
 	os.Remove(f.run(id, "alive"))
+}
+
+// tell is the first half of end: the result is known, and the monitor still tidies up.
+func (f *fake) tell(id string, reason engine.Reason) {
+	put(f.run(id, "result"), engine.Result{ID: id, Reason: &reason, OOMKilled: reason == engine.ReasonOOM})
 }
 
 func (f *fake) lose(id string) { os.Remove(f.run(id, "alive")) }
@@ -205,6 +210,7 @@ func (f *fake) Remove(id string) error {
 		return err
 	}
 	if r.Alive {
+		f.note("keep %s", id)
 		return engine.Refused("running", "cannot remove run=%s: it is alive", id)
 	}
 	if err := os.Rename(f.run(id), f.run(".old-"+journal.NewID())); err != nil {

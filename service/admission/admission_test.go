@@ -303,29 +303,79 @@ func TestLargeOnesAreNotPassedOverForEver(t *testing.T) {
 	})
 }
 
-// TestComingBackIsNoAdvantage has one tenant that gives up and asks again all the time.
+// TestComingBackIsNoAdvantage has a tenant with a tenth of the weight that is gone between
+// two of its sandboxes: what it has had must be known when it comes back, or it is served
+// every other time.
 func TestComingBackIsNoAdvantage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := New(Config{Total: Limits{Sandboxes: 1}, TenantQueue: 100, Wait: time.Hour})
+		g := New(Config{
+			Total: Limits{Sandboxes: 1}, TenantQueue: 100, Wait: time.Hour,
+			Tenants: map[string]Tenant{"a churner": {Weight: 0.1}},
+		})
 		mustHold(t, g, "first", "other", one)
 		admitted := make(chan string, 100)
-		for i := range 20 {
+		for i := range 60 {
 			queue(t, g, admitted, fmt.Sprintf("steady%02d", i), "steady", one)
 		}
-		last, steady, churner := "first", 0, 0
-		for i := range 30 {
-			queue(t, g, admitted, fmt.Sprintf("churner%02d", i), "a churner", one)
+		last, waits, steady, churner := "first", false, 0, 0
+		for i := range 50 {
+			if !waits {
+				queue(t, g, admitted, fmt.Sprintf("churner%02d", i), "a churner", one)
+				waits = true
+			}
 			g.Release(last)
 			synctest.Wait()
 			if last = <-admitted; strings.HasPrefix(last, "steady") {
 				steady++
-			} else {
-				churner++
+				continue
+			}
+			churner++
+			// It has nothing and wants nothing, while another is served.
+			g.Release(last)
+			synctest.Wait()
+			last, waits = <-admitted, false
+			steady++
+		}
+		if most := steady/10 + 1; churner == 0 || churner > most {
+			t.Errorf("who came back each time was served %d times, who waited %d times: want 1 to %d", churner, steady, most)
+		}
+	})
+}
+
+// TestWhoDidNotWaitHasSavedNothing has a tenant that holds one sandbox while another is
+// served many times, and then wants many: they take turns from there on.
+func TestWhoDidNotWaitHasSavedNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Config{Total: Limits{Sandboxes: 2}, TenantQueue: 100, Wait: time.Hour})
+		mustHold(t, g, "long", "frugal", one)
+		mustHold(t, g, "first", "steady", one)
+		admitted := make(chan string, 100)
+		for i := range 60 {
+			queue(t, g, admitted, fmt.Sprintf("steady%02d", i), "steady", one)
+		}
+		last := "first"
+		next := func() string {
+			g.Release(last)
+			synctest.Wait()
+			last = <-admitted
+			return last
+		}
+		for range 30 {
+			next()
+		}
+		for i := range 20 {
+			queue(t, g, admitted, fmt.Sprintf("frugal%02d", i), "frugal", one)
+		}
+		frugal := 0
+		for range 20 {
+			if strings.HasPrefix(next(), "frugal") {
+				frugal++
 			}
 		}
-		if churner > steady+2 {
-			t.Errorf("who came back each time was served %d times, who waited %d times", churner, steady)
+		if frugal < 9 || frugal > 11 {
+			t.Errorf("of 20 starts the one that had not waited got %d, want half", frugal)
 		}
+		serve(t, g, last, admitted)
 	})
 }
 
