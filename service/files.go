@@ -2,7 +2,9 @@ package service
 
 import (
 	"context"
+	"errors"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/direct-oci/engine/engine"
@@ -37,6 +39,7 @@ type fileConns struct {
 type fileConn struct {
 	ready chan struct{} // closed when files or err is set
 	files *guest.Files
+	kill  func() // ends the program, whatever it does
 	err   error
 	users int
 	timer *time.Timer // while there are none
@@ -55,7 +58,7 @@ func (m *Manager) Files(ctx context.Context, nameOrID string) (*Files, error) {
 			return nil, err
 		}
 		if mine {
-			c.files, c.err = m.openFiles(ctx, id)
+			c.err = m.openFiles(ctx, id, c)
 			close(c.ready)
 		}
 		select {
@@ -77,12 +80,18 @@ func (m *Manager) Files(ctx context.Context, nameOrID string) (*Files, error) {
 	}
 }
 
-func (m *Manager) openFiles(ctx context.Context, id string) (*guest.Files, error) {
+func (m *Manager) openFiles(ctx context.Context, id string, c *fileConn) error {
 	conn, err := m.engine.Exec(ctx, id, engine.Exec{Command: guest.FilesCommand(), Raw: true, Stdin: true})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return guest.NewFiles(conn), nil
+	c.files = guest.NewFiles(conn)
+	c.kill = func() {
+		if err := conn.Signal(syscall.SIGKILL); err != nil && !isKind(err, "not_running") && !isKind(err, "not_found") {
+			m.log.Warn("a program that does not answer cannot be ended", "id", id, "err", err)
+		}
+	}
+	return nil
 }
 
 // use returns the program of a run, and whether the caller is the one to start it.
@@ -152,6 +161,11 @@ func (f *fileConns) end(id string, c *fileConn) {
 	case <-c.ready:
 		if c.files != nil {
 			c.files.Close()
+		}
+		if c.files != nil && errors.Is(c.files.Err(), guest.ErrSilent) {
+			// One that was stopped does not see that its stdin has ended, and would keep the
+			// sandbox from being idle for ever.
+			go c.kill()
 		}
 	default: // its opener gave up and says so by closing ready; there is nothing to close
 	}

@@ -51,6 +51,7 @@ func (e *ArchiveError) Error() string {
 const (
 	maxDepth   = 256
 	maxSkipped = 100
+	maxHeld    = 1 << 16 // names in memory: of the directories from the top to where it is
 )
 
 func (a *Archived) skip(path, why string) {
@@ -80,6 +81,7 @@ type exporter struct {
 	out    *tar.Writer
 	done   Archived
 	pages  int
+	held   int // names in memory
 }
 
 // Export writes what is below dir as a tar archive, its names relative to dir.
@@ -128,6 +130,7 @@ func (e *exporter) directory(rel string, depth int) error {
 		}
 		return err
 	}
+	defer func() { e.held -= len(entries) }()
 	for _, info := range entries {
 		below := path.Join(rel, info.Name)
 		if len(below) > maxPath {
@@ -152,9 +155,14 @@ func (e *exporter) list(rel string) ([]Info, error) {
 		if e.pages++; e.pages > e.limits.Entries || e.done.Entries+len(entries) > e.limits.Entries {
 			return nil, &ArchiveError{rel, fmt.Sprintf("more than %d files", e.limits.Entries)}
 		}
+		if e.held+len(entries) > maxHeld {
+			return nil, &ArchiveError{rel, fmt.Sprintf("more than %d files in it and the directories above", maxHeld)}
+		}
 	}
 	slices.SortFunc(entries, func(a, b Info) int { return cmp.Compare(a.Name, b.Name) })
-	return slices.CompactFunc(entries, func(a, b Info) bool { return a.Name == b.Name }), nil
+	entries = slices.CompactFunc(entries, func(a, b Info) bool { return a.Name == b.Name })
+	e.held += len(entries)
+	return entries, nil
 }
 
 func (e *exporter) entry(rel string, info Info, depth int) error {

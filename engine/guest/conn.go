@@ -6,10 +6,15 @@ import (
 	"io"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // maxWaiting is how many requests may be on their way.
 const maxWaiting = 32
+
+// silence is how long a guest may have nothing to say while somebody waits for it. What
+// takes longest is one request for the removal of a large tree.
+const silence = 2 * time.Minute
 
 // Files reaches the files of one sandbox, through one guest. It is safe for use by
 // any number of callers at once; the guest answers them in turn.
@@ -26,6 +31,8 @@ type Files struct {
 	next    uint32
 	waiting map[uint32]*pending
 	watches watches
+	asking  int       // callers inside ask
+	heard   time.Time // of the guest last, or since when it has been waited for
 }
 
 // pending is a request that is not answered yet.
@@ -42,14 +49,38 @@ type pending struct {
 // NewFiles speaks to `/.engine/guest files`, whose stdin is written to rw and whose
 // stdout is read from it. It returns at once; the first call waits for the guest.
 // Close ends the conversation.
-func NewFiles(rw io.ReadWriteCloser) *Files {
+func NewFiles(rw io.ReadWriteCloser) *Files { return converse(rw, silence) }
+
+func converse(rw io.ReadWriteCloser, silence time.Duration) *Files {
 	f := &Files{
 		rw: rw, ready: make(chan struct{}), gone: make(chan struct{}), out: make(chan []byte), slots: make(chan struct{}, maxWaiting),
 		waiting: map[uint32]*pending{}, watches: watches{live: map[*Watcher]bool{}, of: map[uint32]map[*Watcher]string{}},
 	}
 	go f.read()
 	go f.write()
+	go f.watchdog(silence)
 	return f
+}
+
+// watchdog ends a conversation in which the guest has fallen silent: any program of the
+// sandbox can stop it.
+func (f *Files) watchdog(silence time.Duration) {
+	tick := time.NewTicker(silence / 4)
+	defer tick.Stop()
+	for {
+		select {
+		case <-f.gone:
+			return
+		case <-tick.C:
+		}
+		f.mu.Lock()
+		late := (f.asking > 0 || len(f.waiting) > 0) && time.Since(f.heard) > silence
+		f.mu.Unlock()
+		if late {
+			f.end(ErrSilent)
+			return
+		}
+	}
 }
 
 // Close ends the conversation, and with it the guest. Files that were not committed are
@@ -145,6 +176,7 @@ func (f *Files) deliver(a answer) error {
 	}
 	delete(f.waiting, a.id)
 	<-f.slots
+	f.heard = time.Now()
 	if p.settle != nil {
 		if err := p.settle(a); err != nil {
 			return err
@@ -162,6 +194,17 @@ var errUnasked = errors.New("an answer to what nobody asked")
 // ask sends a request and waits for its answer. about is the path that an error names.
 // A caller that gives up leaves a request that is answered all the same.
 func (f *Files) ask(ctx context.Context, about string, r request, settle func(answer) error) (answer, error) {
+	f.mu.Lock()
+	if f.asking == 0 && len(f.waiting) == 0 {
+		f.heard = time.Now()
+	}
+	f.asking++
+	f.mu.Unlock()
+	defer func() {
+		f.mu.Lock()
+		f.asking--
+		f.mu.Unlock()
+	}()
 	select {
 	case <-f.ready:
 	case <-f.gone:

@@ -11,7 +11,8 @@
 // names that lead out of a directory, sizes that exhaust memory, or never.
 // Holds because: every size is bounded before anything is allocated, an answer must belong
 // to a request that is waiting, names must be names, the first thing that is not of the
-// protocol ends the conversation, and every wait ends with its context.
+// protocol ends the conversation, what is read of a tree is bounded, and every wait ends with
+// its context or with the guest's silence.
 // Not covered: what files say; their times, sizes and modes are the sandbox's own words.
-// Checked by: TestHostileGuest.
+// Checked by: TestHostileGuest, TestEndlessTrees, TestStoppedGuest.
 package guest

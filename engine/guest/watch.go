@@ -12,8 +12,10 @@ import (
 )
 
 const (
-	maxEvents  = 1024 // kept of one watcher; more are lost, and that is said
-	maxWatched = 1024 // directories of one watcher
+	maxWatchers = 32   // at once
+	maxEvents   = 256  // kept of one watcher; more are lost, and that is said
+	maxWatched  = 1024 // directories of one watcher
+	maxWalk     = 1000 // pages that are read in search of directories
 )
 
 // What can have happened to a file.
@@ -80,6 +82,7 @@ type watches struct {
 	live    map[*Watcher]bool // that have begun, and not ended
 	of      map[uint32]map[*Watcher]string
 	highest uint32 // ever given
+	count   int    // watchers that have not ended
 }
 
 // Watch begins to tell what happens in a directory, with all in every directory below
@@ -93,11 +96,35 @@ func (f *Files) Watch(ctx context.Context, dir string, all bool) (*Watcher, erro
 		files: f, root: at.path, all: all, paths: map[uint32]string{},
 		events: make(chan Event, maxEvents+1), grow: make(chan change, maxEvents), stopped: make(chan struct{}),
 	}
+	if !f.watches.take(f) {
+		return nil, &RequestError{opWatch.String(), dir, fmt.Sprintf("%d watchers of this sandbox's files are there already", maxWatchers)}
+	}
 	if err := w.add(ctx, at.path, 0); err != nil {
+		f.watches.give(f)
 		return nil, err
 	}
-	go w.run(ctx)
+	go func() {
+		defer f.watches.give(f)
+		w.run(ctx)
+	}()
 	return w, nil
+}
+
+// take reserves a place for one more watcher.
+func (s *watches) take(f *Files) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s.count >= maxWatchers {
+		return false
+	}
+	s.count++
+	return true
+}
+
+func (s *watches) give(f *Files) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s.count--
 }
 
 // Events is closed when the watcher ends.
@@ -113,7 +140,7 @@ func (w *Watcher) Err() error {
 // run follows the directories that come and go, and cleans up.
 func (w *Watcher) run(ctx context.Context) {
 	if w.all {
-		w.enter(ctx, w.root, false)
+		w.enter(ctx, w.root, false, new(int))
 	}
 	for {
 		select {
@@ -121,7 +148,7 @@ func (w *Watcher) run(ctx context.Context) {
 			if c.left {
 				w.leave(c.path)
 			} else if err := w.add(ctx, c.path, noFollow); err == nil {
-				w.enter(ctx, c.path, true)
+				w.enter(ctx, c.path, true, new(int))
 			}
 		case <-ctx.Done():
 			w.leave(w.root)
@@ -169,10 +196,15 @@ func (s *watches) register(watch uint32, w *Watcher, dir string) error {
 }
 
 // enter watches what is below a directory. With tell, what is there already is told as
-// created: it may have come before the watch.
-func (w *Watcher) enter(ctx context.Context, dir string, tell bool) {
+// created: it may have come before the watch. What the guest says decides where it goes,
+// and directories without end must not keep it up: pages counts them all.
+func (w *Watcher) enter(ctx context.Context, dir string, tell bool, pages *int) {
 	at := place{path: dir, about: dir}
 	for page := (Page{More: true}); page.More; {
+		if *pages++; *pages > maxWalk {
+			w.overflow()
+			return
+		}
 		var err error
 		if page, err = w.files.listAt(ctx, at, page.Next, 0); err != nil {
 			return // it is gone, or the conversation is
@@ -185,25 +217,29 @@ func (w *Watcher) enter(ctx context.Context, dir string, tell bool) {
 			if !e.Mode.IsDir() {
 				continue
 			}
-			if w.full() {
+			if len(below) > maxPath || w.full() {
+				w.overflow()
 				return
 			}
 			if err := w.add(ctx, below, noFollow); err == nil {
-				w.enter(ctx, below, tell)
+				w.enter(ctx, below, tell, pages)
 			}
 		}
 	}
 }
 
-// full reports whether no more directories can be watched, and says so.
+// full reports whether no more directories can be watched.
 func (w *Watcher) full() bool {
 	w.files.mu.Lock()
 	defer w.files.mu.Unlock()
-	if len(w.paths) < maxWatched {
-		return false
-	}
+	return len(w.paths) >= maxWatched
+}
+
+// overflow says that something is not told.
+func (w *Watcher) overflow() {
+	w.files.mu.Lock()
+	defer w.files.mu.Unlock()
 	w.lose()
-	return true
 }
 
 // leave gives up the watches of a directory and of all below.

@@ -280,3 +280,7 @@ func (e *ProtocolError) Error() string {
 // ErrGone is the end of the conversation from the other side: the guest, or its sandbox,
 // has ended.
 var ErrGone = errors.New("cannot reach the sandbox's files: the guest has ended")
+
+// ErrSilent is the end of a conversation in which the guest did not answer: a program of
+// the sandbox has stopped it, or the sandbox is paused. It may still be there.
+var ErrSilent = errors.New("cannot reach the sandbox's files: the guest does not answer")

@@ -48,7 +48,7 @@ func fileError(err error) error {
 		return engine.Refused("bad_path", "%w", err)
 	case errors.As(err, &archive):
 		return engine.Refused("bad_archive", "%w", err)
-	case errors.As(err, &lied):
+	case errors.As(err, &lied), errors.Is(err, guest.ErrSilent):
 		return engine.Refused("bad_guest", "%w", err).WithFix("end the program of the sandbox that does so, or the sandbox")
 	case errors.Is(err, guest.ErrGone):
 		return engine.Refused("not_running", "%w", err)
