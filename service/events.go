@@ -52,6 +52,7 @@ type Events struct {
 	changed <-chan struct{} // nil: nobody tells
 	conn    Conn
 
+	started time.Time
 	checked time.Time // when running was found out
 	result  *engine.ExecResult
 	dead    bool
@@ -72,7 +73,7 @@ func (m *Manager) Events(ctx context.Context, nameOrID, execID, cursor string) (
 	if err != nil {
 		return nil, err
 	}
-	e.result = rec.Result
+	e.started, e.result = rec.Started, rec.Result
 	if rec.Result == nil && !e.over {
 		// Only for being told at once: without it, reading looks now and then.
 		if conn, err := m.engine.Attach(ctx, r.ID, execID); err == nil {
@@ -145,7 +146,16 @@ func (e *Events) Poll() (Event, error) {
 		return Event{}, ErrCaughtUp
 	}
 	e.over = true
-	return Event{Cursor: writeCursor(-1, e.run, e.exec), Kind: EventExit, Time: time.Now(), Result: e.result}, nil
+	return Event{Cursor: writeCursor(-1, e.run, e.exec), Kind: EventExit, Time: e.exitTime(), Result: e.result}, nil
+}
+
+// exitTime is when the program ended, the same to all who read it. Where nobody knows it
+// is now.
+func (e *Events) exitTime() time.Time {
+	if e.result == nil {
+		return time.Now()
+	}
+	return e.started.Add(time.Duration(e.result.DurationMs * float64(time.Millisecond)))
 }
 
 func (e *Events) event(rec journal.OutputRecord) (Event, bool) {
@@ -172,8 +182,11 @@ func (e *Events) event(rec journal.OutputRecord) (Event, bool) {
 const (
 	// checkEvery is how often a reader finds out whether the program still runs.
 	checkEvery = 100 * time.Millisecond
-	// pollEvery is how often one looks for more that nobody tells of it.
+	// pollEvery is how often one looks for more that nobody tells of it, and toldEvery
+	// how often one that is told looks all the same: a thousand readers of silent
+	// programs must cost nothing to speak of.
 	pollEvery = 20 * time.Millisecond
+	toldEvery = 500 * time.Millisecond
 )
 
 // ended says whether the program's result is known, or never will be.
@@ -200,7 +213,11 @@ func (e *Events) ended() (bool, error) {
 
 // Next is Poll that waits for more, until ctx ends.
 func (e *Events) Next(ctx context.Context) (Event, error) {
-	tick := time.NewTicker(pollEvery)
+	every := pollEvery
+	if e.changed != nil {
+		every = toldEvery
+	}
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
 		ev, err := e.Poll()
