@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io/fs"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/direct-oci/engine/engine"
@@ -101,6 +102,9 @@ func (m *Manager) draft(spec Spec) (record, *callback.Target, error) {
 		req.Image = c.Image
 	}
 	for k, v := range spec.Env {
+		if strings.Contains(k, "=") { // it would be another name
+			return record{}, nil, engine.Refused("bad_env", "cannot accept env=%q: want a name of letters, digits and _", k)
+		}
 		req.Env = append(req.Env, k+"="+v)
 	}
 	slices.Sort(req.Env)

@@ -64,9 +64,20 @@ func openStore(stateDir string) (store, error) {
 	return s, syncDir(stateDir)
 }
 
+// maxKeptName is for a name with what the API puts before it, within what a directory may
+// be called.
+const maxKeptName = maxName + 101
+
+const maxName = 128
+
+// ValidName says whether somebody may call a sandbox that.
+func ValidName(unsafeName string) bool {
+	return len(unsafeName) <= maxName && validName(unsafeName)
+}
+
 // validName says whether a name may name a sandbox, and so a directory.
 func validName(unsafeName string) bool {
-	if unsafeName == "" || len(unsafeName) > 128 {
+	if unsafeName == "" || len(unsafeName) > maxKeptName {
 		return false
 	}
 	for i, c := range []byte(unsafeName) {

@@ -5,7 +5,7 @@ import "time"
 // SandboxRequest asks for a sandbox that stays, or for the one that its owner has under
 // this name already.
 type SandboxRequest struct {
-	Name        string            `json:"name" doc:"unique on the host: letters, digits and ._:-, at most 128"`
+	Name        string            `json:"name" doc:"unique on the host, or in the caller's tenant: letters, digits and ._:-, at most 128"`
 	Owner       string            `json:"owner,omitempty" doc:"who may adopt it; default the caller's tenant, or name"`
 	Image       string            `json:"image,omitempty" doc:"of the store; default the config's"`
 	Rootfs      string            `json:"rootfs,omitempty" doc:"absolute path of a directory on the host; for admin alone"`

@@ -659,7 +659,7 @@ export interface SandboxRequest {
   memoryMb?: number;
   /** which of the host's directories it sees */
   mounts?: Mounts | null;
-  /** unique on the host: letters, digits and ._:-, at most 128 */
+  /** unique on the host, or in the caller's tenant: letters, digits and ._:-, at most 128 */
   name: string;
   /** who may adopt it; default the caller's tenant, or name */
   owner?: string;

@@ -295,6 +295,20 @@ func TestAttach(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// It reads /dev/null, and nothing else is taken for read.
+	if _, err := c.WriteStdin(ctx, "one", e.ID, strings.NewReader("x"), false); !client.IsKind(err, "bad_session") {
+		t.Errorf("stdin of a program without one: %v", err)
+	}
+	if a, err = c.Attach(ctx, "one", e.ID, ""); err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	if err := a.Write(ctx, []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := a.Next(ctx); err == nil || !strings.Contains(err.Error(), "/dev/null") {
+		t.Errorf("the same by a WebSocket: %v", err)
+	}
 	if err := c.SignalExec(ctx, "one", e.ID, "TERM"); err != nil {
 		t.Fatal(err)
 	}

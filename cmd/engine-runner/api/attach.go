@@ -52,7 +52,7 @@ func (s *Server) attachExec(x *exchange) error {
 	defer context.AfterFunc(s.stopping, cancel)()
 	go func() {
 		defer cancel()
-		listen(ctx, socket, conn)
+		listen(ctx, socket, conn, record)
 	}()
 	if err := speak(ctx, socket, source); err != nil {
 		f, _ := failure(err)
@@ -93,15 +93,18 @@ func speak(ctx context.Context, socket *websocket.Conn, source *service.Events) 
 
 // listen does what the client says, until it says no more. What it has said wrongly is
 // told and ends the connection.
-func listen(ctx context.Context, socket *websocket.Conn, conn service.Conn) {
+func listen(ctx context.Context, socket *websocket.Conn, conn service.Conn, record engine.ExecRecord) {
 	for {
 		kind, data, err := socket.Read(ctx)
 		if err != nil {
 			return
 		}
-		if kind == websocket.MessageBinary {
+		switch {
+		case kind == websocket.MessageBinary && !record.Exec.Stdin:
+			err = noStdin(record.ID)
+		case kind == websocket.MessageBinary:
 			_, err = conn.Write(data)
-		} else {
+		default:
 			err = obey(conn, data)
 		}
 		var e *engine.Error

@@ -65,12 +65,20 @@ func decode(data []byte, v any) error {
 	err := json.Unmarshal(data, v)
 	var mistyped *json.UnmarshalTypeError
 	if errors.As(err, &mistyped) {
-		return engine.Refused("bad_body", "cannot accept a %s as %s: want %s", mistyped.Value, orBody(mistyped.Field), plainType(mistyped.Type))
+		return engine.Refused("bad_body", "cannot accept %s as %s: want %s", article(mistyped.Value), orBody(mistyped.Field), plainType(mistyped.Type))
 	}
 	if err != nil {
 		return engine.Refused("bad_body", "cannot read the body: %w", err)
 	}
 	return nil
+}
+
+// article puts one before what encoding/json calls a value.
+func article(value string) string {
+	if strings.HasPrefix(value, "a") || strings.HasPrefix(value, "o") {
+		return "an " + value
+	}
+	return "a " + value
 }
 
 func orBody(path string) string {

@@ -25,7 +25,7 @@ func TestDecode(t *testing.T) {
 		{"a number that does not fit", `{"uid":-1}`, "as uid: want a whole number in range", ""},
 		{"two values", `{} {}`, "something follows", ""},
 		{"no JSON", `{"image"`, "as JSON", ""},
-		{"a list", `[]`, "cannot accept a array as the body: want an object", ""},
+		{"a list", `[]`, "cannot accept an array as the body: want an object", ""},
 		{"deep", `{"labels":` + strings.Repeat(`{"a":`, 5000) + "1" + strings.Repeat("}", 5000) + "}", "want a string", ""},
 		{"a long key", `{"` + strings.Repeat("x", 1<<20) + `":1}`, "there is none", "known are"},
 	}

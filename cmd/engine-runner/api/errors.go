@@ -29,6 +29,7 @@ var statuses = map[string]int{
 	"approval_used":    http.StatusConflict,
 	"name_conflict":    http.StatusConflict,
 	"not_ready":        http.StatusConflict,
+	"paused":           http.StatusConflict,
 	"no_file":          http.StatusNotFound,
 	"file_denied":      http.StatusForbidden,
 	"sandbox_full":     http.StatusInsufficientStorage,

@@ -138,6 +138,9 @@ func tooLarge(limit int64) *engine.Error {
 func (x *exchange) fail(err error) {
 	f, status := failure(err)
 	x.w.kind = f.Error.Kind
+	if f.Sandbox != nil {
+		f.Sandbox.Sandbox, f.Sandbox.Owner = x.caller.showName(f.Sandbox.Sandbox), x.caller.showOwner(f.Sandbox.Owner)
+	}
 	if f.Error.Class == wire.ClassEngine {
 		x.server.log.Error("failed", "request", x.id, "kind", f.Error.Kind, "message", f.Error.Message)
 	}
@@ -183,7 +186,7 @@ func (x *exchange) note(took time.Duration) {
 	}
 	for _, name := range []string{"id", "exec", "project", "name"} {
 		if v := x.r.PathValue(name); v != "" {
-			attrs = append(attrs, slog.String(name, v))
+			attrs = append(attrs, slog.String(name, clip(v)))
 		}
 	}
 	if x.w.kind != "" {

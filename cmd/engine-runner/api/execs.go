@@ -56,10 +56,9 @@ func (s *Server) startExec(x *exchange) error {
 		return err
 	}
 	e := engine.Exec{ID: ask.ID, Command: ask.Command, Workdir: ask.Workdir, Stdin: ask.Stdin, OutputKept: ask.OutputKeptBytes}
-	for name, value := range ask.Env {
-		e.Env = append(e.Env, name+"="+value)
+	if e.Env, err = environ(ask.Env); err != nil {
+		return err
 	}
-	slices.Sort(e.Env) // the same request is the same record
 	if e.Timeout, err = duration("timeoutSeconds", ask.TimeoutSeconds); err != nil {
 		return err
 	}
@@ -270,11 +269,19 @@ func (s *Server) writeStdin(x *exchange) error {
 	}
 	ctx, cancel := context.WithCancel(x.r.Context())
 	defer cancel()
-	conn, err := x.attached(ctx)
+	id, record, err := x.exec()
+	if err != nil {
+		return err
+	}
+	if !record.Exec.Stdin {
+		return noStdin(record.ID)
+	}
+	conn, err := s.sandboxes.Attach(ctx, id, record.ID)
 	if err != nil {
 		return err
 	}
 	defer context.AfterFunc(s.stopping, func() { conn.Close() })()
+	defer context.AfterFunc(ctx, func() { conn.Close() })() // a program that does not read would hold on to it
 	n, err := io.Copy(conn, &patientBody{x: x})
 	if err == nil && closeAfter {
 		err = conn.CloseStdin()
@@ -283,6 +290,10 @@ func (s *Server) writeStdin(x *exchange) error {
 		return engine.AsError(bodyOr(err, x.route.maxBody))
 	}
 	return x.reply(wire.StdinReply{Bytes: n})
+}
+
+func noStdin(exec string) error {
+	return engine.Refused("bad_session", "cannot write to exec=%s: it reads /dev/null", exec).WithFix("start it with stdin true")
 }
 
 // bodyOr tells an error of reading the body from one of the engine's.

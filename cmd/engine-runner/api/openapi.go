@@ -42,7 +42,8 @@ func describe() ([]byte, error) {
 			"title": "engine", "version": wire.Version,
 			"description": "Sandboxes for programs that nobody has reason to trust. Every failure has the form of Failure, and a kind that is stable.",
 		},
-		"paths": paths,
+		"servers": []any{object{"url": "/", "description": "the service's Unix socket, whatever host is named; or its address"}},
+		"paths":   paths,
 		"components": object{
 			"schemas": d.schemas,
 			"securitySchemes": object{

@@ -101,11 +101,10 @@ func (s *Server) request(caller Caller, ask wire.RunRequest) (engine.Request, []
 	if req.Runtime == "" {
 		req.Runtime = "auto"
 	}
-	for name, value := range ask.Env {
-		req.Env = append(req.Env, name+"="+value)
-	}
-	slices.Sort(req.Env) // the same request is the same record
 	var err error
+	if req.Env, err = environ(ask.Env); err != nil {
+		return req, nil, err
+	}
 	if req.Labels, err = labels(ask.Labels, caller.Tenant); err != nil {
 		return req, nil, err
 	}
@@ -137,6 +136,20 @@ func (s *Server) request(caller Caller, ask wire.RunRequest) (engine.Request, []
 	}
 	slices.SortFunc(secrets, func(a, b engine.Secret) int { return strings.Compare(a.Name, b.Name) })
 	return req, secrets, nil
+}
+
+// environ is an environment as the engine takes it, in order: the same request is the
+// same record.
+func environ(ask map[string]string) ([]string, error) {
+	var env []string
+	for name, value := range ask {
+		if strings.Contains(name, "=") { // it would be another name
+			return nil, engine.Refused("bad_env", "cannot accept env=%q: want a name of letters, digits and _", clip(name))
+		}
+		env = append(env, name+"="+value)
+	}
+	slices.Sort(env)
+	return env, nil
 }
 
 // labels are a run's own and its tenant's.
@@ -225,6 +238,8 @@ func (x *exchange) load() (engine.Record, error) {
 	return record, err
 }
 
+var runStates = []engine.State{engine.Creating, engine.Created, engine.Running, engine.Stopped, engine.Removed}
+
 func (s *Server) listRuns(x *exchange) error {
 	limit, err := x.number("limit", 100, 1000)
 	if err != nil {
@@ -239,6 +254,9 @@ func (s *Server) listRuns(x *exchange) error {
 	key, value, labelled := strings.Cut(query.Get("label"), "=")
 	if !labelled && query.Get("label") != "" {
 		return engine.Refused("bad_parameter", "cannot accept label=%q: want KEY=VALUE", clip(key))
+	}
+	if state := query.Get("state"); state != "" && !slices.Contains(runStates, engine.State(state)) {
+		return engine.Refused("bad_parameter", "cannot accept state=%q: want creating, created, running, stopped or removed", clip(state))
 	}
 	skip := query.Get("after") != ""
 	for _, r := range records {
