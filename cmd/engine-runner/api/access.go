@@ -1,7 +1,6 @@
 package api
 
 import (
-	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
@@ -132,14 +131,6 @@ type peer struct {
 }
 
 type peerKey struct{}
-
-// withPeer asks the kernel once for each connection who has made it.
-func withPeer(ctx context.Context, conn net.Conn) context.Context {
-	if c, ok := conn.(*net.UnixConn); ok {
-		return context.WithValue(ctx, peerKey{}, peerOf(c))
-	}
-	return ctx
-}
 
 func peerOf(conn *net.UnixConn) peer {
 	raw, err := conn.SyscallConn()

@@ -16,6 +16,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"log/slog"
+	"net"
 	"net/http"
 	"sync"
 	"sync/atomic"
@@ -58,18 +59,20 @@ func (t Timeouts) filled() Timeouts {
 
 // Server answers requests.
 type Server struct {
-	host      engine.Host
-	runner    func() *capability.Runner
-	keep      func(ctx context.Context, reply capability.Reply) error
-	log       *slog.Logger
-	timeouts  Timeouts
-	policy    atomic.Pointer[Policy]
-	metrics   *metrics
-	follower  *follower
-	sandboxes *service.Manager
-	handler   http.Handler
-	drain     drain
-	gc        gcState
+	host        engine.Host
+	runner      func() *capability.Runner
+	keep        func(ctx context.Context, reply capability.Reply) error
+	log         *slog.Logger
+	timeouts    Timeouts
+	policy      atomic.Pointer[Policy]
+	metrics     *metrics
+	follower    *follower
+	sandboxes   *service.Manager
+	connections connections
+	bulk        bulk
+	handler     http.Handler
+	drain       drain
+	gc          gcState
 
 	stopping context.Context // ends when streams have to
 	stop     context.CancelFunc
@@ -83,6 +86,8 @@ func New(o Options) *Server {
 		sandboxes: o.Sandboxes,
 		metrics:   newMetrics(), drain: drain{path: drainPath(o.Host)},
 	}
+	s.connections = connections{by: map[string]int{}, of: map[net.Conn][]string{}}
+	s.bulk = bulk{all: make(chan struct{}, maxBulk), own: map[string]chan struct{}{}}
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.policy.Store(o.Policy)
 	s.follower = newFollower(o.Host, s.metrics)
@@ -111,9 +116,14 @@ func (s *Server) HTTP() *http.Server {
 		ReadHeaderTimeout: s.timeouts.Header,
 		IdleTimeout:       s.timeouts.Idle,
 		MaxHeaderBytes:    32 << 10,
-		ConnContext:       withPeer,
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
-		Protocols:         protocols,
+		ConnContext:       s.accepted,
+		ConnState: func(conn net.Conn, state http.ConnState) {
+			if state == http.StateClosed {
+				s.connections.drop(conn)
+			}
+		},
+		ErrorLog:  slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		Protocols: protocols,
 	}
 }
 

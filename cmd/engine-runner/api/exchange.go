@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"regexp"
 	"runtime/debug"
 	"strings"
@@ -25,6 +26,7 @@ type exchange struct {
 	r      *http.Request
 	caller Caller
 	id     string
+	leave  func() // gives back the place that a large body has; nil: none
 }
 
 // recorder notes what was answered, for the log and the metrics.
@@ -81,8 +83,18 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if p := recover(); p != nil {
 			x.panicked(p)
 		}
+		if x.leave != nil {
+			x.leave()
+		}
+		if conn, ok := r.Context().Value(connKey{}).(net.Conn); ok && x.w.status == http.StatusSwitchingProtocols {
+			s.connections.drop(conn) // the server has let go of it
+		}
 		x.note(time.Since(began))
 	}()
+	if r.Method == http.MethodConnect {
+		x.fail(engine.Refused("bad_method", "cannot CONNECT: this is no proxy"))
+		return
+	}
 	s.handler.ServeHTTP(x.w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
 }
 
@@ -124,10 +136,34 @@ func (x *exchange) serve() error {
 		return engine.Refused("forbidden", "cannot let %s do this: it needs the class %s, and they have %s", x.caller.Name, x.route.class, x.caller.Class).
 			WithFix("have service.access or service.tcp changed in the config")
 	}
+	if err := x.checkOrigin(); err != nil {
+		return err
+	}
 	if err := x.checkQuery(); err != nil {
 		return err
 	}
 	return x.route.serve(x.server, x)
+}
+
+// checkOrigin refuses what a page of somebody else's makes its reader's browser send.
+//
+// SECURITY: no page in a browser acts for its reader.
+// A browser shows the reader's certificate to whoever a page names, and a body of JSON can
+// be sent from any page without asking the service first.
+// Holds because: browsers say where a request comes from, and what comes from elsewhere ends
+// here, WebSockets included. Not covered: a page that is served from the service's own address.
+// Checked by: TestPagesOfOthers.
+func (x *exchange) checkOrigin() error {
+	site, origin := x.r.Header.Get("Sec-Fetch-Site"), x.r.Header.Get("Origin")
+	foreign := site == "cross-site" || site == "same-site"
+	if origin != "" {
+		at, err := url.Parse(origin)
+		foreign = foreign || err != nil || at.Host != x.r.Host
+	}
+	if foreign {
+		return engine.Refused("forbidden", "cannot answer a page of origin=%q", clip(origin)).WithFix("use a client that is no page in a browser")
+	}
+	return nil
 }
 
 func tooLarge(limit int64) *engine.Error {

@@ -2,8 +2,11 @@ package api
 
 import "github.com/direct-oci/engine/client/wire"
 
-// maxUpload bounds a file, an archive, or what is written to a program at once.
-const maxUpload = 4 << 30
+const (
+	// maxUpload bounds a file, an archive, or what is written to a program at once.
+	maxUpload   = 4 << 30
+	sandboxBody = 8 << 20 // an environment and secrets
+)
 
 var (
 	execEvents = []event{
@@ -25,7 +28,7 @@ var (
 
 func sandboxRoutes() []route {
 	return []route{
-		{method: "POST", path: "/v1/sandboxes", class: Run, summary: "create a sandbox that stays, or adopt the one that its owner has under this name (200); returns once it answers", body: wire.SandboxRequest{}, maxBody: runBody, status: 201, also: []int{200}, reply: wire.Sandbox{}, long: true, serve: (*Server).createSandbox},
+		{method: "POST", path: "/v1/sandboxes", class: Run, summary: "create a sandbox that stays, or adopt the one that its owner has under this name (200); returns once it answers", body: wire.SandboxRequest{}, maxBody: sandboxBody, status: 201, also: []int{200}, reply: wire.Sandbox{}, long: true, serve: (*Server).createSandbox},
 		{method: "GET", path: "/v1/sandboxes", class: Read, summary: "list sandboxes, the newest first", query: filters, status: 200, reply: wire.SandboxList{}, serve: (*Server).listSandboxes},
 		{method: "DELETE", path: "/v1/sandboxes", class: Run, summary: "tear down all that an owner or a label chooses", query: filters, status: 200, reply: wire.Removed{}, long: true, serve: (*Server).removeSandboxes},
 		{method: "GET", path: "/v1/sandboxes/{id}", class: Read, summary: "one sandbox, by its name or id", status: 200, reply: wire.Sandbox{}, serve: (*Server).getSandbox},
@@ -37,7 +40,7 @@ func sandboxRoutes() []route {
 		{method: "GET", path: "/v1/sandboxes/{id}/stats", class: Read, summary: "what it uses; as events, again and again", query: []parameter{
 			{"every", "integer", "seconds between two events; default 1"},
 		}, status: 200, reply: wire.Stats{}, events: statsEvents, long: true, serve: (*Server).sandboxStats},
-		{method: "POST", path: "/v1/estimate", class: Read, summary: "the size that files ask for", body: wire.EstimateRequest{}, maxBody: runBody, status: 200, reply: wire.Estimate{}, serve: (*Server).estimate},
+		{method: "POST", path: "/v1/estimate", class: Read, summary: "the size that files ask for", body: wire.EstimateRequest{}, maxBody: bulkBody, status: 200, reply: wire.Estimate{}, serve: (*Server).estimate},
 
 		{method: "POST", path: "/v1/sandboxes/{id}/execs", class: Run, summary: "start a program, or join the one that has this id already; returns once it runs", body: wire.ExecRequest{}, maxBody: 4 << 20, status: 200, reply: wire.Exec{}, serve: (*Server).startExec},
 		{method: "GET", path: "/v1/sandboxes/{id}/execs", class: Read, summary: "list its programs", status: 200, reply: wire.ExecList{}, serve: (*Server).listExecs},
