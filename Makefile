@@ -164,6 +164,12 @@ test-systemd: build tools next build/vm/systemd.ext4 ## prove what the service p
 	ENGINE_SYSTEMD='$(CURDIR)/build/vm/systemd.ext4' ENGINE_SYSTEMD_SCOPE=all ENGINE_BIN='$(CURDIR)/bin' \
 		go test -count=1 -timeout 1h -v -run '$(RUN)' ./integration/systemd
 
+# SOAK=1000 takes so many cycles instead.
+.PHONY: test-soak-service
+test-soak-service: export ENGINE_SOAK := $(or $(SOAK),24h)
+test-soak-service: build ## create, use and tear down sandboxes while everything is killed: as root, with a cgroup2 mount; SOAK=24h or SOAK=1000
+	ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -timeout 0 -v -run 'TestSoak$$' ./integration/service
+
 .PHONY: bench-network
 bench-network: build tools bin/netprobe ## measure the network's part of a start, and streams beside a plain veth
 	ENGINE_NETWORK=bench ENGINE_BIN='$(CURDIR)/bin' go test -count=1 -timeout 1h -run '^$$' -bench . -benchtime 1x ./integration/network

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -259,63 +258,10 @@ func (b *bed) clean() {
 	}
 }
 
-// shared are what the runs of a host have in common in the run directory.
-var shared = regexp.MustCompile(`^(uids|layer\.lock|layer-(stamp-)?[0-9a-f]+|version-[a-z]+-[0-9a-f-]+)$`)
-
-// left lists what is on the host of runs that are over: cgroups, processes, mounts,
-// directories, uid blocks, temporary files, records without an end.
+// left lists what is on the host of runs that are over.
 func (b *bed) left() []string {
 	b.t.Helper()
-	var left []string
-	for _, parent := range []string{"run", cgroups.Monitors} {
-		names, err := b.groups.List(parent)
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		for _, n := range names {
-			left = append(left, "cgroup "+parent+"/"+n)
-		}
-	}
-	left = append(left, b.processes()...)
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, b.path("run")+"/") {
-			left = append(left, "mount "+line)
-		}
-	}
-	for _, e := range b.list("run") {
-		if !shared.MatchString(e) {
-			left = append(left, "file run/"+e)
-		}
-	}
-	for _, e := range b.list("state/runs") {
-		if !journal.ValidID(e) {
-			left = append(left, "file state/runs/"+e)
-			continue
-		}
-		files := b.list("state/runs/" + e)
-		for _, f := range files {
-			if strings.HasSuffix(f, ".tmp") || f == "reserve" {
-				left = append(left, "file state/runs/"+e+"/"+f)
-			}
-		}
-		if !slices.Contains(files, "exit.json") || !slices.Contains(files, "cleaned.json") {
-			left = append(left, "record of "+e+" without its end")
-		}
-	}
-	for _, slot := range b.list("run/uids") {
-		owner, err := os.ReadFile(b.path("run/uids", slot))
-		if err != nil {
-			b.t.Fatal(err)
-		}
-		if _, err := os.Lstat(b.path("run", string(owner))); len(owner) > 0 && err == nil {
-			left = append(left, fmt.Sprintf("uid block %s of %s", slot, owner))
-		}
-	}
-	return left
+	return testenv.Left(b.t, b.groups, b.dir, false)
 }
 
 func (b *bed) list(dir string) []string {
@@ -329,42 +275,4 @@ func (b *bed) list(dir string) []string {
 		names = append(names, e.Name())
 	}
 	return names
-}
-
-// processes lists those in the bed's cgroups, and those that name the bed.
-func (b *bed) processes() []string {
-	dirs, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	var found []string
-	for _, dir := range dirs {
-		group, err := os.ReadFile(dir + "/cgroup")
-		if err != nil {
-			continue
-		}
-		args, err := os.ReadFile(dir + "/cmdline")
-		if err != nil {
-			continue
-		}
-		if orphan(dir) {
-			continue
-		}
-		if bytes.Contains(group, []byte("/"+filepath.Base(b.dir)+"/")) || bytes.Contains(args, []byte(b.dir)) {
-			found = append(found, fmt.Sprintf("process %s %q", filepath.Base(dir), bytes.ReplaceAll(args, []byte{0}, []byte{' '})))
-		}
-	}
-	return found
-}
-
-// orphan reports whether the process at dir is dead and waits for the host's first
-// process to take note.
-func orphan(dir string) bool {
-	stat, err := os.ReadFile(dir + "/stat")
-	if err != nil {
-		return true
-	}
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	f := strings.Fields(rest)
-	return len(f) > 1 && f[0] == "Z" && f[1] == "1"
 }

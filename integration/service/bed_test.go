@@ -39,6 +39,9 @@ type safeBuffer struct {
 func (b *safeBuffer) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	if b.buf.Len() > 64<<20 {
+		b.buf.Next(32 << 20) // a service that lives for a day says a lot
+	}
 	return b.buf.Write(p)
 }
 

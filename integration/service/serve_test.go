@@ -74,6 +74,10 @@ func TestMain(m *testing.M) {
 	if socket := os.Getenv(childEnv); socket != "" {
 		os.Exit(askAsPeer(socket))
 	}
+	if text := os.Getenv(soakClientVariable); text != "" {
+		beSoakClient(text)
+		return
+	}
 	os.Exit(m.Run())
 }
 
