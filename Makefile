@@ -60,6 +60,7 @@ bin/engine-monitor: | setup
 faults: build tools ## build the programs of the fault tests into bin/
 	CGO_ENABLED=0 $(GO_BUILD) -tags failpoint -ldflags '-s -w $(STAMP)' -o bin/engine-failpoint ./cmd/engine
 	CGO_ENABLED=1 $(GO_BUILD) -tags 'failpoint netgo osusergo' -ldflags '-s -w $(STAMP) $(STATIC_CGO)' -o bin/engine-monitor-failpoint ./cmd/engine-monitor
+	CGO_ENABLED=0 $(GO_BUILD) -tags failpoint -ldflags '-s -w $(STAMP)' -o bin/session-failpoint ./integration/faults/cmd/session
 	CGO_ENABLED=0 $(GO_BUILD) -ldflags '-s -w' -o bin/nth ./integration/faults/cmd/nth
 
 bin/engine-init bin/engine-guest bin/engine-launch: | setup

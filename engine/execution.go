@@ -77,7 +77,9 @@ func (s *server) exec(e Exec) (x *execution, joined bool, err error) {
 	if running != nil {
 		return running, true, running.same(e)
 	}
+	failpoint("before-exec-intent")
 	x.record, err = s.sb.record.CreateExec(e.ID, e)
+	failpoint("after-exec-intent")
 	if errors.Is(err, journal.ErrExists) {
 		return x, true, x.recall()
 	}
@@ -169,6 +171,7 @@ func (x *execution) start() (err error) {
 	err = x.s.say(func(conn *net.UnixConn) error {
 		defer closeAll(theirs)
 		err := initwire.SendExec(conn, e, theirs[0], theirs[1], theirs[2])
+		failpoint("after-exec-sent")
 		var refused *initwire.JobError
 		if errors.As(err, &refused) {
 			x.failed(Refused("bad_command", "cannot start exec=%s: %w", x.exec.ID, err))
@@ -206,6 +209,7 @@ func (x *execution) running(f initwire.Frame) {
 		}
 		go func() {
 			_ = x.record.Synced() // the result tells if it failed
+			failpoint("exec-begun")
 			close(x.begun)
 		}()
 	}
@@ -279,6 +283,7 @@ func (x *execution) end(r ExecResult) {
 
 func (x *execution) finish(r ExecResult) {
 	<-x.prepared
+	failpoint("before-exec-end")
 	if x.stdin != nil {
 		x.stdin.close()
 	}
@@ -292,8 +297,7 @@ func (x *execution) finish(r ExecResult) {
 		closed <- nil
 	} else {
 		r.StdoutBytes, r.StderrBytes = x.output.Written(journal.Stdout), x.output.Written(journal.Stderr)
-		r.StdoutTruncated = r.StdoutBytes > x.exec.OutputKept
-		r.StderrTruncated = r.StderrBytes > x.exec.OutputKept
+		r.StdoutTruncated, r.StderrTruncated = x.output.Truncated(journal.Stdout), x.output.Truncated(journal.Stderr)
 		// Beside the result's way to the disk: two that go together are one commit there.
 		go func(sync bool) { closed <- x.output.Close(sync) }(r.StdoutBytes+r.StderrBytes > 0)
 	}
@@ -324,8 +328,10 @@ func (x *execution) publish(r *ExecResult, closed <-chan error) {
 		r.noteError(x.exec.ID, lost)
 		err = x.record.Stage(*r)
 	}
+	failpoint("exec-staged")
 	if err == nil {
 		err = x.record.Publish()
+		failpoint("exec-published")
 	}
 	r.noteError(x.exec.ID, err)
 }

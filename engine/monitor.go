@@ -166,8 +166,10 @@ func (sb *sandbox) openControl(cancel func()) error {
 	return nil
 }
 
-// obey does what comes through the fifo, a word or two on each line.
+// obey does what comes through the fifo, a word or two on each line. A run that cannot be
+// told anything any more ends: nobody could end it otherwise.
 func (sb *sandbox) obey(f *os.File, cancel func()) {
+	defer cancel()
 	defer f.Close()
 	lines := bufio.NewScanner(f)
 	for lines.Scan() {

@@ -37,8 +37,7 @@ func (sb *sandbox) result(u cgroups.Usage) Result {
 	}
 	if sb.output != nil {
 		r.StdoutBytes, r.StderrBytes = sb.output.Written(journal.Stdout), sb.output.Written(journal.Stderr)
-		r.StdoutTruncated = r.StdoutBytes > sb.Request.Limits.OutputKept
-		r.StderrTruncated = r.StderrBytes > sb.Request.Limits.OutputKept
+		r.StdoutTruncated, r.StderrTruncated = sb.output.Truncated(journal.Stdout), sb.output.Truncated(journal.Stderr)
 	}
 	r.Timing = sb.timing()
 	switch {

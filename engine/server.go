@@ -78,6 +78,7 @@ func (s *server) open() error {
 	if s.listener, err = listenIn(s.sb.dir()); err != nil {
 		return Failed("no_directory", "cannot listen for session=%s: %w", s.sb.Request.ID, err)
 	}
+	failpoint("session-open")
 	go s.accept()
 	go s.tell()
 	return nil
@@ -110,15 +111,23 @@ func socketIn(dir *os.File) string {
 }
 
 // tell passes on to engine-init what is queued, so that nobody else waits for one that
-// does not read: while it is frozen, say.
+// does not read: while it is frozen, say. What cannot be sent ends the session: nobody
+// knows how much of it arrived, and nothing could follow.
 func (s *server) tell() {
 	for send := range s.queue {
-		if err := send(s.sb.guest.conn); err != nil {
-			var refused *initwire.JobError
-			if !errors.As(err, &refused) {
-				return // the socket ended, and with it the sandbox
+		err := send(s.sb.guest.conn)
+		var refused *initwire.JobError
+		if err == nil || errors.As(err, &refused) {
+			continue
+		}
+		if !errors.Is(err, unix.EPIPE) && !errors.Is(err, unix.ECONNRESET) { // those tell of the sandbox's own end
+			select {
+			case s.sb.guest.undelivered <- err:
+			default:
 			}
 		}
+		s.sb.guest.conn.Close()
+		return
 	}
 }
 
@@ -291,11 +300,13 @@ func (s *server) renew(ttl time.Duration) (time.Time, error) {
 	if ending {
 		return time.Time{}, s.over()
 	}
+	failpoint("before-renew")
 	deadline := bootNow() + int64(ttl)
 	wall := wallClock(deadline)
 	if err := s.sb.record.Write(journal.Deadline, deadlineRecord{wall}, true); err != nil {
 		return time.Time{}, Failed("no_record", "%w", err)
 	}
+	failpoint("renew-recorded")
 	if err := s.say(func(conn *net.UnixConn) error {
 		left := time.Duration(deadline - bootNow())
 		return initwire.SetDeadline(conn, max(left, 0)+initGrace)
@@ -327,6 +338,7 @@ func (s *server) shut(reason Reason, bound time.Duration) {
 		left = append(left, x)
 	}
 	s.mu.Unlock()
+	failpoint("session-shut")
 	for _, x := range left {
 		x.lost(reason)
 	}

@@ -216,6 +216,13 @@ func (w *OutputWriter) tailSize() int { return int(min(w.keep, tailSize)) }
 // Written is how many bytes of stream s were appended so far, kept or not.
 func (w *OutputWriter) Written(s Stream) int64 { return w.streams[s-1].written.Load() }
 
+// Truncated reports whether less of the stream is on record than was written so far.
+func (w *OutputWriter) Truncated(s Stream) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.Written(s) > w.streams[s-1].kept
+}
+
 // Close writes the totals and closes the file. With sync the whole record has
 // reached the disk when Close returns. Only the first call does anything.
 //

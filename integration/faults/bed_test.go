@@ -62,7 +62,7 @@ func newBed(t testing.TB, programs ...string) *bed {
 	if err := os.Mkdir(b.path("bin"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	as := map[string]string{"engine": "engine", "engine-monitor": "engine-monitor", "engine-init": "engine-init", "engine-guest": "engine-guest", "runc": "runc", "runsc": "runsc"}
+	as := map[string]string{"engine": "engine", "engine-monitor": "engine-monitor", "engine-init": "engine-init", "engine-guest": "engine-guest", "engine-launch": "engine-launch", "runc": "runc", "runsc": "runsc"}
 	for i := 0; i < len(programs); i += 2 {
 		as[programs[i]] = programs[i+1]
 	}

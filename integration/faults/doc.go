@@ -8,6 +8,8 @@
 //	TestRuntimeKilled    the runtime's n-th system call is its last
 //	TestPowerCut         the machine loses its power under load, at random moments
 //	TestSoak             many runs, 30 % of them killed at random moments
+//	TestSessionKillMatrix, TestSessionEverySyscall, TestSessionDiskFull, TestSessionFewDescriptors
+//	                     the same of sessions, while they start, record and end programs
 //
 // and some more for records, for exhausted resources and for gc. Each test works in
 // directories and a cgroup of its own, so they need root and a cgroup2 mount, and not

@@ -225,7 +225,7 @@ func (s *soak) havoc(stop <-chan struct{}) {
 		select {
 		case <-stop:
 			return
-		case <-time.After(time.Duration(s.rnd.Int64N(int64(400*time.Millisecond)*slowness()))):
+		case <-time.After(time.Duration(s.rnd.Int64N(int64(400*time.Millisecond) * slowness()))):
 		}
 		if s.rnd.IntN(4) == 0 {
 			s.bed.kill()

@@ -55,7 +55,7 @@ func main() {
 	}
 	// ptrace knows threads, not processes.
 	runtime.LockOSThread()
-	t := &tracer{n: *n, errno: errno, hit: -1, failing: map[int]bool{}, entered: map[int]bool{}}
+	t := &tracer{n: *n, errno: errno, hit: -1, log: *log, failing: map[int]bool{}, entered: map[int]bool{}}
 	status, err := t.run(flag.Arg(0), flag.Args()[1:])
 	if err == nil {
 		err = os.WriteFile(*log, fmt.Appendf(nil, "%d %d\n", t.hit, t.count), 0o600)
@@ -73,6 +73,7 @@ type tracer struct {
 	errno syscall.Errno
 
 	pid     int
+	log     string
 	count   int
 	hit     int          // number of the call that was hit
 	entered map[int]bool // threads inside a call
@@ -171,6 +172,7 @@ func (t *tracer) call(tid int) {
 		return
 	}
 	t.hit = int(regs.Orig_rax)
+	os.WriteFile(t.log+".hit", fmt.Appendln(nil, t.hit), 0o600) // for a program that hangs from here on
 	if t.errno == 0 {
 		unix.Kill(t.pid, unix.SIGKILL)
 		return
