@@ -46,6 +46,14 @@ type Hierarchy struct {
 	Controllers []string // in force in groups of "run", in the order cpu, cpuset, io, memory, pids, hugetlb
 }
 
+// mkdir makes a group that a sandbox can look into from below, whatever the umask is.
+func mkdir(dir string) error {
+	if err := unix.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	return unix.Chmod(dir, 0o755)
+}
+
 // Open finds the cgroup2 mount, makes the engine's directories and enables the
 // controllers on the way down to them. It may be repeated, and is cheap when all
 // is there. root is an absolute path in a cgroup2 mount or a path from the mount;
@@ -69,12 +77,12 @@ func Open(root string) (Hierarchy, error) {
 		return h, nil
 	}
 	for _, dir := range h.path() {
-		if err := unix.Mkdir(dir, 0o755); err != nil && err != unix.EEXIST {
+		if err := mkdir(dir); err != nil && err != unix.EEXIST {
 			return Hierarchy{}, cannotMake(dir, err)
 		}
 		enableAll(dir)
 	}
-	if err := unix.Mkdir(monitors, 0o755); err != nil && err != unix.EEXIST {
+	if err := mkdir(monitors); err != nil && err != unix.EEXIST {
 		return Hierarchy{}, cannotMake(monitors, err)
 	}
 	if !isCgroup2(h.Root) {

@@ -41,12 +41,12 @@ func (h Hierarchy) Create(group string, l Limits) (g Group, unenforced []string,
 		return Group{}, nil, err
 	}
 	g = h.Group(group)
-	err = unix.Mkdir(g.Dir, 0o755)
+	err = mkdir(g.Dir)
 	if err == unix.EEXIST {
 		if err := g.Remove(); err != nil {
 			return Group{}, nil, err
 		}
-		err = unix.Mkdir(g.Dir, 0o755)
+		err = mkdir(g.Dir)
 	}
 	if err != nil {
 		return Group{}, nil, cannotMake(g.Dir, err)

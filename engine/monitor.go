@@ -41,6 +41,7 @@ func monitor(linked func(ociruntime.Info) ociruntime.Runtime) error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("cannot shield this process: %w", err)
 	}
+	unix.Umask(0) // what is made here has the mode that is written here, whoever the caller is
 	signal.Ignore(unix.SIGPIPE, unix.SIGHUP, unix.SIGINT, unix.SIGTERM, unix.SIGQUIT)
 	control := os.NewFile(controlFD, "control")
 	conn, err := net.FileConn(control)

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/direct-oci/engine/integration/testenv"
 )
 
@@ -205,5 +207,15 @@ func TestOtherDirectories(t *testing.T) {
 		if call := testenv.Exec(t, append([]string{"inspect", r.ID}, where...)...); call.Status != 0 {
 			t.Errorf("%s\nwant the run on record there", call)
 		}
+	})
+}
+
+// TestUmaskOfTheCaller proves that what the engine makes is as open as it has to be, and
+// no more, whoever starts it.
+func TestUmaskOfTheCaller(t *testing.T) {
+	begin(t)
+	defer unix.Umask(unix.Umask(0o077))
+	eachRuntimeInTurn(t, func(t *testing.T, runtime string) {
+		run(t, runtime, nil, "/probe", "leave", "0").want(t, "exited", 0)
 	})
 }
