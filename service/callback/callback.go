@@ -167,7 +167,7 @@ func (s *Sender) Validate(t Target) error {
 	if addr, err := netip.ParseAddr(u.Hostname()); err == nil {
 		if err := s.guard.Check(addr); err != nil {
 			return engine.Refused("bad_callback", "cannot accept callback=%q: %w", t.URL, err).
-				WithFix("have the address granted in the service's config, callbacks.allow")
+				WithFix("name a public address, or have a private one granted: service.sandboxes.callbacks.allow in the config")
 		}
 	}
 	return nil
