@@ -3,7 +3,25 @@ package api
 import (
 	"strings"
 	"testing"
+
+	"github.com/direct-oci/engine/engine"
 )
+
+// TestStatusOfACause answers a sandbox that could not be created with the status of why.
+func TestStatusOfACause(t *testing.T) {
+	for _, tt := range []struct {
+		kind, cause string
+		want        int
+	}{
+		{"container_create_failed", "disk_full", 503},
+		{"container_create_failed", "ready_failed", 500},
+		{"name_conflict", "disk_full", 409},
+	} {
+		if got := statusBecause(engine.Failed(tt.kind, "cannot"), tt.cause); got != tt.want {
+			t.Errorf("%s because of %q: status %d, want %d", tt.kind, tt.cause, got, tt.want)
+		}
+	}
+}
 
 // TestOddRequests are taken for what they say or refused, never for something else.
 func TestOddRequests(t *testing.T) {

@@ -61,6 +61,15 @@ func wireError(e *engine.Error) wire.Error {
 	return wire.Error{Class: string(e.Class), Kind: e.Kind, Message: e.Message, Fix: e.Fix}
 }
 
+// statusBecause is statusOf a failure whose cause has a kind of its own: a full disk is no
+// bug.
+func statusBecause(e *engine.Error, cause string) int {
+	if status, ok := statuses[cause]; ok && statuses[e.Kind] == 0 {
+		return status
+	}
+	return statusOf(e)
+}
+
 // failure is the body of an answer that reports err.
 func failure(err error) (wire.Failure, int) {
 	e := engine.AsError(err)
@@ -76,6 +85,7 @@ func failure(err error) (wire.Failure, int) {
 		f.Sandbox = &wire.SandboxFailure{
 			Operation: concerns.Operation, Sandbox: concerns.Sandbox, ID: concerns.ID, Owner: concerns.Owner, Status: concerns.Status,
 		}
+		return f, statusBecause(e, concerns.Status)
 	}
 	return f, statusOf(e)
 }
