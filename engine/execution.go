@@ -64,8 +64,12 @@ func (s *server) exec(e Exec) (x *execution, joined bool, err error) {
 	case len(s.execs) >= initwire.MaxExecs:
 		err = Refused("too_many", "cannot start exec=%s: %d are running in session=%s", e.ID, len(s.execs), s.sb.Request.ID).
 			WithFix("wait for some of them to end")
+	case s.promised+e.mayKeep() > maxPromised:
+		err = Refused("too_many", "cannot start exec=%s: of those that run in session=%s, %d bytes of output may be kept already", e.ID, s.sb.Request.ID, s.promised).
+			WithFix("wait for some of them to end, or have less output kept")
 	default:
 		s.next++
+		s.promised += e.mayKeep()
 		x.number = s.next
 		s.execs[e.ID], s.numbers[x.number] = x, x
 		s.enders.Add(1)
@@ -108,6 +112,7 @@ func (x *execution) recall() error {
 		x.result = ExecResult{Error: x.startError}
 	}
 	close(x.begun)
+	x.release()
 	close(x.over)
 	x.s.forget(x)
 	return err
@@ -312,6 +317,7 @@ func (x *execution) finish(r ExecResult) {
 		close(x.begun)
 	}
 	x.mu.Unlock()
+	x.release()
 	close(x.over)
 	x.s.forget(x)
 }
@@ -346,20 +352,18 @@ func (r *ExecResult) noteError(exec string, err error) {
 // forget takes the exec from those that run, and the oldest from those on record where
 // there are too many.
 func (s *server) forget(x *execution) {
-	var old *journal.ExecRecord
+	var old []*journal.ExecRecord
+	size := x.size()
 	s.mu.Lock()
 	delete(s.execs, x.exec.ID)
 	delete(s.numbers, x.number)
 	s.last = bootNow()
 	if x.record != nil {
-		s.finished = append(s.finished, x.record)
-	}
-	if len(s.finished) > execsKept {
-		old, s.finished = s.finished[0], s.finished[1:]
+		old = s.finished.add(x.record, size)
 	}
 	s.mu.Unlock()
-	if old != nil {
-		_ = old.Remove() // one that stays takes room and is removed with its run
+	for _, record := range old {
+		_ = record.Remove() // one that stays takes room and is removed with its run
 	}
 	s.stir()
 	s.enders.Done()

@@ -51,7 +51,8 @@ type server struct {
 	execs    map[string]*execution // that have not ended, by id
 	numbers  map[uint32]*execution // the same by what engine-init calls them
 	next     uint32                // number of the next
-	finished []*journal.ExecRecord // on record, the oldest first
+	finished history               // on record
+	promised int64                 // bytes of output that may be kept of those in execs
 	enders   sync.WaitGroup        // of execs that are being recorded
 }
 

@@ -10,6 +10,36 @@ import (
 	"github.com/direct-oci/engine/engine"
 )
 
+// TestOutputTogetherIsBounded asks for more output to be kept than a session may have on
+// the host's disk.
+func TestOutputTogetherIsBounded(t *testing.T) {
+	eachRuntime(t, func(t *testing.T, b *bed) {
+		id := b.session()
+		large := func(name, script string) engine.Exec {
+			e := shell(script)
+			e.ID, e.OutputKept = name, 1<<30
+			return e
+		}
+		first := b.exec(id, large("first", "sleep 100"))
+		second := b.exec(id, large("second", "sleep 100"))
+		defer second.Close()
+		_, err := b.Exec(within(t), id, large("third", "true"))
+		wantKind(t, err, "too_many")
+		again := b.exec(id, large("first", "sleep 100"))
+		again.Close()
+		if err := first.Signal(unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		b.end(first)
+		first.Close()
+		for i := range 3 { // each takes what it wrote, and no more
+			c := b.exec(id, large(string(rune('a'+i)), "echo x"))
+			b.end(c)
+			c.Close()
+		}
+	})
+}
+
 // TestHostileProgram lets a program do its worst to the session that it runs in: it
 // cannot reach process 1, nor see sockets of the engine's, nor keep others from starting
 // and ending with results of their own.
