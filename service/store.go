@@ -253,11 +253,26 @@ func (e *entry) remove() error {
 		return engine.Failed("no_record", "cannot remove the record of sandbox=%s: %w", e.name, err)
 	}
 	e.gone = true
-	if err := errors.Join(syncDir(e.store.dir), os.RemoveAll(old)); err != nil {
+	if err := errors.Join(syncDir(e.store.dir), removeTrash(old)); err != nil {
 		return engine.Failed("no_record", "cannot remove the record of sandbox=%s: %w", e.name, err)
 	}
 	return nil
 }
+
+// removeTrash removes a directory that has its name no more. Somebody who found it by the
+// old one may still make a lock in it, once, before they see that it is gone.
+func removeTrash(dir string) error {
+	var err error
+	for range removeTries {
+		if err = os.RemoveAll(dir); !errors.Is(err, unix.ENOTEMPTY) {
+			return err
+		}
+	}
+	return err
+}
+
+// removeTries is for as many as may be on their way to the lock at once.
+const removeTries = 100
 
 // names are those that have a directory.
 func (s store) names() ([]string, error) {
@@ -303,7 +318,7 @@ func (s store) sweep() error {
 	for _, e := range entries {
 		switch {
 		case strings.HasPrefix(e.Name(), trash):
-			errs = append(errs, os.RemoveAll(filepath.Join(s.dir, e.Name())))
+			errs = append(errs, removeTrash(filepath.Join(s.dir, e.Name())))
 		case validName(e.Name()):
 			if _, err := os.Lstat(filepath.Join(s.path(e.Name()), recordName)); errors.Is(err, fs.ErrNotExist) {
 				if held, err := s.tryOpen(e.Name()); err == nil {

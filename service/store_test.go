@@ -51,3 +51,30 @@ func TestNameHasOneHolder(t *testing.T) {
 		t.Errorf("the name was taken only %d times: nothing was proved", taken.Load())
 	}
 }
+
+// TestLatecomersDoNotKeepTrash has others make locks in a directory while it is removed.
+func TestLatecomersDoNotKeepTrash(t *testing.T) {
+	for range 300 {
+		dir := filepath.Join(t.TempDir(), "old")
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		for i := range 8 {
+			wg.Go(func() {
+				for range 3 {
+					if f, err := os.Create(filepath.Join(dir, lockName+string(rune('a'+i)))); err == nil {
+						f.Close()
+					}
+				}
+			})
+		}
+		if err := removeTrash(dir); err != nil {
+			t.Fatal(err)
+		}
+		wg.Wait()
+		if _, err := os.Stat(dir); err == nil {
+			t.Fatal("it is still there")
+		}
+	}
+}
