@@ -190,6 +190,15 @@ type LiveUsage struct {
 	Paused      bool   `json:"paused"`
 }
 
+// Cgroup is the directory that the cgroups of all runs are in.
+func (h Host) Cgroup() (string, error) {
+	hierarchy, err := cgroups.Open(h.CgroupRoot)
+	if err != nil {
+		return "", Failed("no_cgroup", "%w", err)
+	}
+	return hierarchy.Root, nil
+}
+
 // Usage reads the figures of a run that is alive. It is no call that keeps a session
 // from being idle.
 func (h Host) Usage(prefix string) (LiveUsage, error) {

@@ -103,6 +103,9 @@ func (s *serving) prepare(c config.Config) error {
 	}
 	boxes := c.Sandboxes()
 	boxes.Log = s.log
+	if boxes.Cgroup, err = c.Host().Cgroup(); err != nil {
+		s.log.Warn("limits of the cgroup of all runs are not known", "message", err.Error()) // nothing can start either
+	}
 	if s.boxes, err = sandboxes.New(boxes, sandboxes.OnHost(c.Host())); err != nil {
 		return err
 	}

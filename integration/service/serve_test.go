@@ -419,3 +419,28 @@ func (a *authority) write(file string, cert *x509.Certificate, key *ecdsa.Privat
 		}
 	}
 }
+
+// TestTotalsAreThoseOfTheCgroup gives out no more than the cgroup of all runs may have.
+func TestTotalsAreThoseOfTheCgroup(t *testing.T) {
+	if !testenv.InVM() {
+		t.Skip("needs the memory controller: make test-vm")
+	}
+	testenv.RequireCgroup(t, "memory")
+	b := newBed(t, "")
+	if err := os.WriteFile(filepath.Join(b.groups.Root, "memory.max"), []byte("536870912"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, ctx := b.start(), patient(t)
+	text, err := c.Metrics(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := `engine_admission_total{resource="memory"} 5.36870912e+08`; !strings.Contains(string(text), want) {
+		t.Errorf("the totals are not %s", want)
+	}
+	large := box("large")
+	large.MemoryMB = 1024
+	if _, err := c.CreateSandbox(ctx, large); !client.IsKind(err, "quota") {
+		t.Errorf("more than there is: %v", err)
+	}
+}
