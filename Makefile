@@ -22,9 +22,9 @@ STATIC_CGO := -linkmode external -extldflags "-static -Wl,--build-id=none"
 RUNSC_VERSION = $(shell sed -n 's/.*gvisor.dev\/gvisor v[0-9.]*-\([0-9]\{8\}\)[0-9]*-\([0-9a-f]*\).*/release-\1-\2/p' integration/tools/runsc/go.mod)
 
 # Where the tests meet the kernel: these run in the test machine.
-VM_TESTS ?= ./cgroups ./rootfs ./integration
+VM_TESTS ?= ./cgroups ./rootfs ./integration ./integration/guest
 # More of them, in a second machine beside the first: each keeps one processor busy.
-VM_TESTS_BESIDE ?= ./integration/testenv ./integration/sessions ./service ./integration/runner ./integration/guest ./integration/network ./integration/faults ./integration/service
+VM_TESTS_BESIDE ?= ./integration/testenv ./integration/sessions ./service ./integration/runner ./integration/network ./integration/faults ./integration/service
 VM := build/vm/vm
 LINT := build/lint
 

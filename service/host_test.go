@@ -28,8 +28,9 @@ import (
 // scope names what is to be run outside of the test machine.
 const scope = "ENGINE_SESSIONS"
 
-// onRuntimes runs f on the real engine: in the test machine under all runtimes,
-// elsewhere under those that run beside cgroup v1 too.
+// onRuntimes runs f on the real engine: elsewhere than in the test machine under all
+// runtimes that run beside cgroup v1 too, and there under a sample, since integration/sessions
+// takes all.
 func onRuntimes(t *testing.T, f func(t *testing.T, b *bed)) {
 	t.Helper()
 	if !testenv.InVM() && os.Getenv(testenv.HostMarker) != "1" && os.Getenv(scope) == "" {
@@ -39,6 +40,9 @@ func onRuntimes(t *testing.T, f func(t *testing.T, b *bed)) {
 	runtimes := testenv.Runtimes()
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err != nil {
 		runtimes = slices.DeleteFunc(runtimes, func(r string) bool { return r == "crun" })
+	}
+	if testenv.InVM() {
+		runtimes = []string{"embedded", "crun", "runsc"}
 	}
 	for _, runtime := range runtimes {
 		t.Run(runtime, func(t *testing.T) { f(t, newBed(t, runtime)) })

@@ -166,15 +166,19 @@ func TestEndOfSessionEndsExecs(t *testing.T) {
 
 // TestOutputIsWhole hashes much output of both streams, and what is kept of too much.
 func TestOutputIsWhole(t *testing.T) {
+	rounds := 300
+	if testenv.InVM() {
+		rounds = 30
+	}
 	eachRuntime(t, func(t *testing.T, b *bed) {
 		id := b.session()
-		e := shell("i=0; while [ $i -lt 300 ]; do seq 1 1000; seq 1 1000 >&2; i=$((i+1)); done")
+		e := shell(fmt.Sprintf("i=0; while [ $i -lt %d ]; do seq 1 1000; seq 1 1000 >&2; i=$((i+1)); done", rounds))
 		e.OutputKept = 64 << 20
 		c := b.exec(id, e)
 		wantExit(t, b.end(c), 0)
 		stdout, stderr := b.output(id, c.ID())
 		var want strings.Builder
-		for range 300 {
+		for range rounds {
 			for i := 1; i <= 1000; i++ {
 				fmt.Fprintln(&want, i)
 			}
@@ -294,8 +298,8 @@ func TestUnreadStdinEnds(t *testing.T) {
 
 // TestRecordsAreBounded runs more execs than stay on record, ten at a time.
 func TestRecordsAreBounded(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes long")
+	if testing.Short() || testenv.InVM() {
+		t.Skip("takes minutes under emulation: run it with make test-sessions")
 	}
 	b := newBed(t, "embedded")
 	id := b.session()
