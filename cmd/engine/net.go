@@ -1,9 +1,10 @@
 package main
 
 import (
+	"strconv"
+
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"strconv"
 
 	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/engine"
