@@ -66,10 +66,20 @@ func explained(ctx context.Context, what, environment string, c Config, err erro
 	return explain(ctx, what, environment, c, err)
 }
 
+// ranOut reports whether a call came to the end of its time.
+func ranOut(ctx context.Context, err error) bool {
+	if ctx.Err() != nil {
+		return errors.Is(ctx.Err(), context.DeadlineExceeded)
+	}
+	// The server counts the same time, and its end of a stream may come before ours.
+	code := status.Code(cause(err))
+	return code == codes.DeadlineExceeded || code == codes.Canceled
+}
+
 // codeOf is what a call failed by. The call's own end counts before what it led to.
 func codeOf(ctx context.Context, err error) codes.Code {
 	switch {
-	case errors.Is(ctx.Err(), context.DeadlineExceeded), errors.Is(err, context.DeadlineExceeded):
+	case ranOut(ctx, err), errors.Is(err, context.DeadlineExceeded):
 		return codes.DeadlineExceeded
 	case errors.Is(ctx.Err(), context.Canceled), errors.Is(err, context.Canceled):
 		return codes.Canceled

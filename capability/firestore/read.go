@@ -151,7 +151,7 @@ func (r reading) collect(ctx context.Context, stream pb.Firestore_RunQueryClient
 			return page, nil
 		}
 		if err != nil {
-			if last != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			if last != nil && ranOut(ctx, err) {
 				return end(byTime)
 			}
 			return page, err
@@ -363,7 +363,7 @@ func (r reading) list(ctx context.Context, parent string) (Collections, error) {
 		switch {
 		case errors.Is(err, iterator.Done):
 			return list, nil
-		case err != nil && len(list.Collections) > 0 && errors.Is(ctx.Err(), context.DeadlineExceeded):
+		case err != nil && len(list.Collections) > 0 && ranOut(ctx, err):
 			return cut(byTime)
 		case err != nil:
 			return list, err
