@@ -74,6 +74,10 @@ func TestMain(m *testing.M) {
 	if socket := os.Getenv(childEnv); socket != "" {
 		os.Exit(askAsPeer(socket))
 	}
+	if socket := os.Getenv(bareVariable); socket != "" {
+		beBareServer(socket)
+		return
+	}
 	if text := os.Getenv(soakClientVariable); text != "" {
 		beSoakClient(text)
 		return
