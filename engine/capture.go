@@ -1,16 +1,15 @@
 package engine
 
 import (
-	"encoding/binary"
 	"errors"
 	"os"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/direct-oci/engine/engine/guest"
 	"github.com/direct-oci/engine/engine/journal"
 )
 
@@ -39,8 +38,11 @@ func (x *execution) streams() (theirs []*os.File, err error) {
 	case x.exec.Raw:
 		theirs[0], err = x.rawPipe(true)
 	case x.exec.Stdin:
-		x.stdin = &stdinPipe{framed: x.exec.TTY != nil}
+		x.stdin = &stdinPipe{}
 		x.stdin.pipe, theirs[0], err = programPipe(true, 0)
+		if x.exec.TTY != nil {
+			x.stdin.terminal = guest.NewPTYWriter(x.stdin.pipe)
+		}
 	default:
 		theirs[0], err = os.Open(os.DevNull)
 	}
@@ -158,22 +160,14 @@ func (c *capture) finish() error {
 
 // stdinPipe is what an exec's program reads.
 type stdinPipe struct {
-	pipe   *os.File
-	framed bool // the program is the engine's own, which serves a terminal
+	pipe     *os.File
+	terminal *guest.PTYWriter // of the engine's own program, which serves a terminal; nil: pipe is the program's
 
 	writing sync.Mutex // one record, or one piece, at a time
 
 	mu   sync.Mutex
 	size *WindowSize // for the next record
 }
-
-// The records of a framed stdin: a byte for the kind, a u32 with the length, the bytes,
-// of which there are at most stdinPiece.
-const (
-	recordData   = 'D'
-	recordResize = 'R' // u16 rows, u16 columns
-	recordEnd    = 'E'
-)
 
 // write passes data on at the pace of the program. One that does not read any more is
 // none of the caller's business.
@@ -183,14 +177,12 @@ func (p *stdinPipe) write(data []byte) {
 	}
 	p.writing.Lock()
 	defer p.writing.Unlock()
-	if !p.framed {
+	if p.terminal == nil {
 		_, _ = p.pipe.Write(data)
 		return
 	}
 	p.flushSize()
-	for piece := range slices.Chunk(data, stdinPiece) {
-		p.put(recordData, piece)
-	}
+	_, _ = p.terminal.Write(data)
 	p.flushSize()
 }
 
@@ -201,8 +193,8 @@ func (p *stdinPipe) finish() {
 	}
 	p.writing.Lock()
 	defer p.writing.Unlock()
-	if p.framed {
-		p.put(recordEnd, nil)
+	if p.terminal != nil {
+		_ = p.terminal.End()
 		return
 	}
 	p.close()
@@ -230,13 +222,6 @@ func (p *stdinPipe) flushSize() {
 	p.size = nil
 	p.mu.Unlock()
 	if size != nil {
-		data := binary.LittleEndian.AppendUint16(nil, size.Rows)
-		p.put(recordResize, binary.LittleEndian.AppendUint16(data, size.Columns))
+		_ = p.terminal.Resize(size.Rows, size.Columns)
 	}
-}
-
-// Preconditions: writing is held.
-func (p *stdinPipe) put(kind byte, data []byte) {
-	record := binary.LittleEndian.AppendUint32([]byte{kind}, uint32(len(data)))
-	_, _ = p.pipe.Write(append(record, data...))
 }

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -10,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/direct-oci/engine/engine/guest"
 	"github.com/direct-oci/engine/engine/initwire"
 	"github.com/direct-oci/engine/engine/journal"
 )
@@ -196,7 +196,7 @@ func (x *execution) message() initwire.Exec {
 		e.Cwd = x.s.sb.workdir()
 	}
 	if size := x.exec.TTY; size != nil {
-		e.Args = append([]string{guestPath, "pty", fmt.Sprintf("%dx%d", size.Rows, size.Columns), "--"}, e.Args...)
+		e.Args = guest.PTYCommand(size.Rows, size.Columns, e.Args)
 	}
 	if x.exec.Timeout > 0 {
 		e.Deadline = x.exec.Timeout + initGrace

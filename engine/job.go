@@ -16,7 +16,6 @@ const (
 	workDir    = "/workload"
 	secretsDir = "/run/secrets"
 	initPath   = "/.engine/init"
-	guestPath  = "/.engine/guest"
 	shmSize    = 64 << 20
 )
 

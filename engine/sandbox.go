@@ -50,7 +50,7 @@ type sandbox struct {
 	mounts  []oci.Mount   // of the host
 	output  *journal.OutputWriter
 	outputs *outputs
-	guest   *guest
+	guest   *initConn
 	server  *server // of a session, once it is ready
 	sending bool    // the streams are in the hands of send
 	cutOff  bool    // output was not read to its end
@@ -242,7 +242,7 @@ func (sb *sandbox) launch(ctx context.Context) error {
 	if err != nil {
 		return Failed("no_descriptors", "%w", err)
 	}
-	sb.guest = newGuest(conn)
+	sb.guest = newInitConn(conn)
 	if err := sb.sendFirst(conn); err != nil {
 		theirs.Close()
 		return err
@@ -349,16 +349,16 @@ func (sb *sandbox) sent(conn *net.UnixConn, err error) {
 	sb.FileData = nil
 }
 
-// guest is engine-init, at the other end of its socket.
-type guest struct {
+// initConn is engine-init, at the other end of its socket.
+type initConn struct {
 	conn   *net.UnixConn
 	frames chan initwire.Frame // closed when the sandbox is gone
 	// undelivered holds why the job did not reach it.
 	undelivered chan error
 }
 
-func newGuest(conn *net.UnixConn) *guest {
-	g := &guest{conn: conn, frames: make(chan initwire.Frame, 8), undelivered: make(chan error, 1)}
+func newInitConn(conn *net.UnixConn) *initConn {
+	g := &initConn{conn: conn, frames: make(chan initwire.Frame, 8), undelivered: make(chan error, 1)}
 	go func() {
 		defer close(g.frames)
 		for {

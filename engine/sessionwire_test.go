@@ -12,6 +12,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/direct-oci/engine/engine/guest"
 )
 
 var update = flag.Bool("update", false, "write the golden files anew")
@@ -170,7 +172,7 @@ func TestStdinRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer theirs.Close()
-	p := &stdinPipe{pipe: ours, framed: true}
+	p := &stdinPipe{pipe: ours, terminal: guest.NewPTYWriter(ours)}
 	p.resize(WindowSize{24, 80})
 	p.write([]byte("ab"))
 	// A size that comes while a record is being written follows it, the last one alone.
