@@ -162,6 +162,16 @@ func notFound(id string) *Error {
 	return Refused("not_found", "cannot find run=%s: there is none on record", id).WithFix("list the runs with engine ps")
 }
 
+// Alive says whether somebody watches over the run, which is cheaper than Load. One that
+// is not there is not alive.
+func (h Host) Alive(id string) (bool, error) {
+	alive, err := journal.Alive(h.withDirs().StateDir, id)
+	if err != nil {
+		return false, Failed("no_record", "%w", err)
+	}
+	return alive, nil
+}
+
 func (h Host) load(id string) (Record, error) {
 	run, err := journal.Open(h.StateDir, id)
 	if err != nil {

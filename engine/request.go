@@ -3,7 +3,6 @@ package engine
 import (
 	"time"
 
-	"github.com/direct-oci/engine/engine/journal"
 	"github.com/direct-oci/engine/netns/egress"
 )
 
@@ -118,9 +117,6 @@ type Secret struct {
 	Name  string `json:"name"` // an environment variable's name
 	Value []byte `json:"value"`
 }
-
-// NewID is an id for a run, which nobody has yet.
-func NewID() string { return journal.NewID() }
 
 // DefaultLimits are the limits of a run that asked for none.
 func DefaultLimits() Limits {

@@ -160,11 +160,8 @@ func (e *Events) exitTime() time.Time {
 
 func (e *Events) event(rec journal.OutputRecord) (Event, bool) {
 	ev := Event{
-		Cursor: writeCursor(e.reader.Offset(), e.run, e.exec), Stream: "stdout",
+		Cursor: writeCursor(e.reader.Offset(), e.run, e.exec), Stream: rec.Stream.String(),
 		Sequence: rec.Sequence, Time: rec.Time, Data: rec.Data, Dropped: rec.Dropped,
-	}
-	if rec.Stream == journal.Stderr {
-		ev.Stream = "stderr"
 	}
 	switch rec.Kind {
 	case journal.KindData:

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/direct-oci/engine/engine"
-	"github.com/direct-oci/engine/engine/journal"
 )
 
 // OnHost is the engine of this host.
@@ -32,18 +31,6 @@ func (h onHost) Attach(ctx context.Context, id, execID string) (Conn, error) {
 		return nil, err
 	}
 	return c, nil
-}
-
-func (h onHost) Alive(id string) (bool, error) {
-	dir := h.StateDir
-	if dir == "" {
-		dir = "/var/lib/engine"
-	}
-	alive, err := journal.Alive(dir, id)
-	if err != nil {
-		return false, engine.Failed("no_record", "%w", err)
-	}
-	return alive, nil
 }
 
 func (h onHost) Live() ([]engine.Record, error) {

@@ -73,7 +73,7 @@ func (a *app) logs(ctx context.Context, l logs, id, exec string) error {
 		return err
 	}
 	alive := func() bool {
-		ok, err := journal.Alive(a.host.StateDir, record.ID)
+		ok, err := a.host.Alive(record.ID)
 		return err == nil && ok
 	}
 	r, err := openOutput(ctx, path, l.offset, func() bool { return l.follow && alive() })
@@ -151,18 +151,11 @@ func (a *app) printPieces(l logs, next func() (journal.OutputRecord, error), off
 		if rec.Kind == journal.KindEnd || !l.streams[rec.Stream-1] {
 			continue
 		}
-		p := piece{streamName(rec.Stream), rec.Sequence, rec.Time.UTC(), rec.Data, rec.Dropped, offset()}
+		p := piece{rec.Stream.String(), rec.Sequence, rec.Time.UTC(), rec.Data, rec.Dropped, offset()}
 		if err := a.PrintJSON(p); err != nil {
 			return err
 		}
 	}
-}
-
-func streamName(s journal.Stream) string {
-	if s == journal.Stderr {
-		return "stderr"
-	}
-	return "stdout"
 }
 
 // openOutput opens the output record, waiting for it to be made as long as more
@@ -232,7 +225,7 @@ func (a *app) copyOutput(l logs, next func() (journal.OutputRecord, error)) erro
 // has nothing but what the program wrote.
 func (a *app) sayGap(s journal.Stream, bytes int64, where string) {
 	if bytes > 0 {
-		a.Say(fmt.Sprintf("%d bytes of %s were not kept %s", bytes, streamName(s), where), "")
+		a.Say(fmt.Sprintf("%d bytes of %s were not kept %s", bytes, s, where), "")
 	}
 }
 

@@ -51,6 +51,17 @@ const (
 	Stderr Stream = 2
 )
 
+// String is the stream's name, or "" for what is none.
+func (s Stream) String() string {
+	switch s {
+	case Stdout:
+		return "stdout"
+	case Stderr:
+		return "stderr"
+	}
+	return ""
+}
+
 // Kind tells what an output record says.
 type Kind uint8
 

@@ -117,7 +117,7 @@ func (s *Server) runLogs(x *exchange) error {
 		return err
 	}
 	source := output{path: s.host.OutputPath(record.ID), at: at, alive: func() bool {
-		alive, err := journal.Alive(s.host.StateDir, record.ID)
+		alive, err := s.host.Alive(record.ID)
 		return err == nil && alive
 	}}
 	if x.wantsEvents() {
@@ -193,7 +193,7 @@ func recordOf(rec journal.OutputRecord, next int64) wire.OutputRecord {
 	w := wire.OutputRecord{Seq: rec.Sequence, Time: rec.Time.UTC(), Dropped: rec.Dropped, Next: next}
 	w.Data = append(w.Data, rec.Data...) // the reader uses its buffer again
 	w.Kind = map[journal.Kind]string{journal.KindData: "data", journal.KindDropped: "dropped", journal.KindTail: "tail", journal.KindEnd: "end"}[rec.Kind]
-	w.Stream = map[journal.Stream]string{journal.Stdout: "stdout", journal.Stderr: "stderr"}[rec.Stream]
+	w.Stream = rec.Stream.String()
 	if rec.Kind == journal.KindEnd {
 		w.Stdout = &wire.OutputSum{Written: rec.Totals[0].Written, Kept: rec.Totals[0].Kept}
 		w.Stderr = &wire.OutputSum{Written: rec.Totals[1].Written, Kept: rec.Totals[1].Kept}

@@ -74,7 +74,7 @@ func (s *Server) startRun(x *exchange) error {
 // admitted starts a run once there is room for it.
 func (s *Server) admitted(ctx context.Context, req engine.Request, secrets []engine.Secret) (run *engine.Run, err error) {
 	if req.ID == "" {
-		req.ID = engine.NewID()
+		req.ID = journal.NewID()
 	}
 	start := func() error {
 		run, err = s.host.Start(ctx, req, secrets, engine.Stdio{})
