@@ -362,19 +362,7 @@ func (l live) procs(t *testing.T) map[string]string {
 // monitor is the pid of the run's monitor, 0 when it is gone.
 func (l live) monitor(t *testing.T) int {
 	t.Helper()
-	dirs, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, dir := range dirs {
-		cmdline, err := os.ReadFile(dir + "/cmdline")
-		if err == nil && strings.HasPrefix(string(cmdline), "engine-monitor\x00"+l.id) {
-			var pid int
-			fmt.Sscan(filepath.Base(dir), &pid)
-			return pid
-		}
-	}
-	return 0
+	return testenv.MonitorOf(t, l.id)
 }
 
 // report is what the probe printed: the values of each key, in order.

@@ -2,13 +2,10 @@ package service
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -80,22 +77,14 @@ func newBed(t *testing.T, runtime string) *bed {
 	if err := os.Chmod(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	if program := map[string]string{"direct": "engine-launch", "runc": "runc", "crun": "crun", "runsc": "runsc"}[runtime]; program != "" {
-		self, err := os.Executable()
-		if err == nil {
-			err = os.Symlink(testenv.Binary(t, program), filepath.Join(filepath.Dir(self), program))
-		}
-		if err != nil && !errors.Is(err, fs.ErrExist) {
-			t.Fatal(err)
-		}
-	}
+	testenv.InstallBeside(t, runtime)
 	b.real = real{
 		Host: engine.Host{
 			StateDir: filepath.Join(dir, "state"), RunDir: filepath.Join(dir, "run"), CgroupRoot: b.groups.Root,
 			Monitor: testenv.Binary(t, "engine-monitor"), Init: testenv.Binary(t, "engine-init"), Guest: testenv.Binary(t, "engine-guest"),
 			MinFreeDisk: -1, MinFreeMemory: -1,
 		},
-		Version: version(t), Runtime: runtime, Rootfs: testenv.BusyboxRoot(t),
+		Version: testenv.Version(t), Runtime: runtime, Rootfs: testenv.BusyboxRoot(t),
 	}
 	b.config = b.real.config()
 	engine.Version = b.Version
@@ -107,20 +96,6 @@ func (r real) config() Config {
 		StateDir: r.Host.StateDir, Runtime: r.Runtime, BestEffortLimits: true,
 		Admission: admission.Config{Total: admission.Limits{Sandboxes: 1000}},
 	}
-}
-
-// version is that of the built programs, which this one has to say as well.
-func version(t testing.TB) string {
-	t.Helper()
-	out, err := exec.Command(testenv.Binary(t, "engine"), "version", "--json").Output()
-	var v struct{ Version string }
-	if err == nil {
-		err = json.Unmarshal(out, &v)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return v.Version
 }
 
 // remove ends whatever a test has left, which should be nothing but what it meant to.

@@ -306,20 +306,11 @@ func TestMountsEndWithTheMonitor(t *testing.T) {
 // monitorOf is the process that watches over a run.
 func (b *bed) monitorOf(id string) int {
 	b.t.Helper()
-	dirs, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		b.t.Fatal(err)
+	pid := testenv.MonitorOf(b.t, id)
+	if pid == 0 {
+		b.t.Fatalf("run %s has no monitor", id)
 	}
-	for _, dir := range dirs {
-		cmdline, err := os.ReadFile(dir + "/cmdline")
-		if err == nil && strings.HasPrefix(string(cmdline), "engine-monitor\x00"+id) {
-			var pid int
-			fmt.Sscan(filepath.Base(dir), &pid)
-			return pid
-		}
-	}
-	b.t.Fatalf("run %s has no monitor", id)
-	return 0
+	return pid
 }
 
 // TestMountsInABundle has runc run a bundle with mounts by itself: the program owns there

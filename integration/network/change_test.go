@@ -189,20 +189,11 @@ func TestHostRulesAreFlushed(t *testing.T) {
 // monitor is the process that watches over a run.
 func (s *session) monitor() int {
 	s.t.Helper()
-	dirs, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		s.t.Fatal(err)
+	pid := testenv.MonitorOf(s.t, s.id)
+	if pid == 0 {
+		s.t.Fatalf("run %s has no monitor", s.id)
 	}
-	for _, dir := range dirs {
-		cmdline, err := os.ReadFile(dir + "/cmdline")
-		if err == nil && strings.HasPrefix(string(cmdline), "engine-monitor\x00"+s.id) {
-			var pid int
-			fmt.Sscan(filepath.Base(dir), &pid)
-			return pid
-		}
-	}
-	s.t.Fatalf("run %s has no monitor", s.id)
-	return 0
+	return pid
 }
 
 // TestMonitorIsKilled proves that less passes without a monitor, never more.

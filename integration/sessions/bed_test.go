@@ -4,9 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -75,41 +73,9 @@ func newBed(t testing.TB, runtime string) *bed {
 		Guest:       testenv.Binary(t, "engine-guest"),
 		MinFreeDisk: -1, MinFreeMemory: -1,
 	}
-	engine.Version = version(t)
-	switch runtime {
-	case "embedded":
-	case "direct":
-		installBeside(t, testenv.Binary(t, "engine-launch"))
-	default:
-		installBeside(t, testenv.Binary(t, runtime))
-	}
+	engine.Version = testenv.Version(t)
+	testenv.InstallBeside(t, runtime)
 	return b
-}
-
-// installBeside puts a program where this one, as the engine's caller, looks first.
-func installBeside(t testing.TB, program string) {
-	t.Helper()
-	self, err := os.Executable()
-	if err == nil {
-		err = os.Symlink(program, filepath.Join(filepath.Dir(self), filepath.Base(program)))
-	}
-	if err != nil && !errors.Is(err, fs.ErrExist) {
-		t.Fatal(err)
-	}
-}
-
-// version is that of the built programs, which this one has to say as well.
-func version(t testing.TB) string {
-	t.Helper()
-	out, err := exec.Command(testenv.Binary(t, "engine"), "version", "--json").Output()
-	var v struct{ Version string }
-	if err == nil {
-		err = json.Unmarshal(out, &v)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return v.Version
 }
 
 // remove ends whatever a test has left.

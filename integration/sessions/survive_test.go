@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -25,20 +24,11 @@ import (
 // monitor is the pid of the session's monitor.
 func (b *bed) monitor(id string) int {
 	b.t.Helper()
-	dirs, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		b.t.Fatal(err)
+	pid := testenv.MonitorOf(b.t, id)
+	if pid == 0 {
+		b.t.Fatalf("session %s has no monitor", id)
 	}
-	for _, dir := range dirs {
-		cmdline, err := os.ReadFile(dir + "/cmdline")
-		if err == nil && strings.HasPrefix(string(cmdline), "engine-monitor\x00"+id) {
-			var pid int
-			fmt.Sscan(filepath.Base(dir), &pid)
-			return pid
-		}
-	}
-	b.t.Fatalf("session %s has no monitor", id)
-	return 0
+	return pid
 }
 
 // TestClientDies kills a client while its exec writes. Another one gets every byte, and

@@ -93,12 +93,8 @@ func EachRuntime(t *testing.T, f func(t *testing.T, runtime string)) {
 	t.Helper()
 	for _, runtime := range Runtimes() {
 		t.Run(runtime, func(t *testing.T) {
-			switch runtime {
-			case "embedded":
-			case "direct":
-				Binary(t, "engine-launch")
-			default:
-				Binary(t, runtime)
+			if program := runtimeProgram(runtime); program != "" {
+				Binary(t, program)
 			}
 			f(t, runtime)
 		})
