@@ -150,22 +150,32 @@ int op_mkdir(void)
 	return error;
 }
 
-int op_rename(void)
+/* find_both takes two paths of a request, of what is there and of what is to be. */
+static int find_both(bool parents, struct place *from, struct place *to)
 {
-	struct place from, to;
 	int error;
 
 	take_text(other, take16());
 	take_path(path);
 	if ((other[0] == '/') != (request.base == 0))
 		malformed();
-	if ((error = find(other, false, &from)) != 0)
+	if ((error = find(other, false, from)) != 0)
 		return error;
-	if ((error = find(path, false, &to)) == 0) {
-		error = result((int)syscall(SYS_renameat2, from.dir, from.name, to.dir, to.name,
-					    request.flags & EXCLUSIVE ? NOREPLACE : 0));
-		close(to.dir);
-	}
+	if ((error = find(path, parents, to)) != 0)
+		close(from->dir);
+	return error;
+}
+
+int op_rename(void)
+{
+	struct place from, to;
+	int error = find_both(false, &from, &to);
+
+	if (error != 0)
+		return error;
+	error = result((int)syscall(SYS_renameat2, from.dir, from.name, to.dir, to.name,
+				    request.flags & EXCLUSIVE ? NOREPLACE : 0));
+	close(to.dir);
 	close(from.dir);
 	return error;
 }
@@ -203,18 +213,12 @@ int op_symlink(void)
 int op_link(void)
 {
 	struct place from, to;
-	int error;
+	int error = find_both(request.flags & PARENTS, &from, &to);
 
-	take_text(other, take16());
-	take_path(path);
-	if ((other[0] == '/') != (request.base == 0))
-		malformed();
-	if ((error = find(other, false, &from)) != 0)
+	if (error != 0)
 		return error;
-	if ((error = find(path, request.flags & PARENTS, &to)) == 0) {
-		error = result(linkat(from.dir, from.name, to.dir, to.name, 0));
-		close(to.dir);
-	}
+	error = result(linkat(from.dir, from.name, to.dir, to.name, 0));
+	close(to.dir);
 	close(from.dir);
 	return error;
 }
