@@ -129,7 +129,7 @@ func (h Host) dial(ctx context.Context, prefix string) (*net.UnixConn, string, e
 	case !r.Created.IsZero() && r.Request.Session == nil:
 		return nil, id, noSession(id)
 	case r.Result != nil:
-		return nil, id, Refused("not_running", "cannot use session=%s: it has ended (%s)", id, r.reason())
+		return nil, id, sessionEnded(id, r)
 	case !r.Alive:
 		if err := h.gcOne(ctx, id); err != nil {
 			return nil, id, err

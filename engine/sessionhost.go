@@ -31,7 +31,7 @@ func (h Host) AwaitReady(ctx context.Context, prefix string) (Record, error) {
 		case r.Result != nil && r.Result.Error != nil:
 			return r, r.Result.Error
 		case r.Result != nil:
-			return r, Refused("not_running", "cannot use session=%s: it has ended (%s)", id, r.reason())
+			return r, sessionEnded(id, r)
 		case r.Alive && r.State == Running:
 			return r, nil
 		case !r.Alive:
@@ -50,6 +50,14 @@ func (h Host) AwaitReady(ctx context.Context, prefix string) (Record, error) {
 
 func noSession(id string) *Error {
 	return Refused("bad_session", "cannot use run=%s as a session: it has a command of its own", id)
+}
+
+func sessionEnded(id string, r Record) *Error {
+	err := Refused("not_running", "cannot use session=%s: it has ended (%s)", id, r.reason())
+	if r.reason() == string(ReasonOOM) {
+		return err.WithFix("give it more memory; under runsc some 20 MB of it are gVisor's own")
+	}
+	return err
 }
 
 // Execs are the execs of a session, in the order in which they went on record. Of those

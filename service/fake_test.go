@@ -62,6 +62,9 @@ func (f *fake) count(what string) int {
 	return n
 }
 
+// tidiesFor is longer than a monitor is alive that has told its result.
+const tidiesFor = 5 * time.Second
+
 // living are the ids of live runs.
 func (f *fake) living() []string {
 	found, _ := filepath.Glob(f.run("*", "alive"))
@@ -131,6 +134,10 @@ func (f *fake) Load(id string) (engine.Record, error) {
 	r.Created, r.Started = started, &started
 	_, err = os.Stat(f.run(id, "alive"))
 	r.Alive = err == nil
+	// Whoever wrote the result may have been killed before it took the other file away.
+	if told, err := os.Stat(f.run(id, "result")); err == nil && time.Since(told.ModTime()) > tidiesFor {
+		r.Alive = false
+	}
 	var result engine.Result
 	if get(f.run(id, "result"), &result) {
 		r.Result, r.State = &result, engine.Removed

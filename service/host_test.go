@@ -561,6 +561,9 @@ func TestManyLive(t *testing.T) {
 				for name := range names {
 					s := b.spec(name, "ann")
 					s.MemoryMB, s.CPUs = 16, 0.1
+					if b.Runtime == "runsc" {
+						s.MemoryMB = 48 // of it gVisor takes more than 16 for itself
+					}
 					if _, _, err := m.Create(t.Context(), s); err != nil {
 						t.Errorf("Create(%s) = %v", name, err)
 					}
