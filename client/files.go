@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"unicode/utf8"
 
 	"github.com/coder/websocket"
 
@@ -54,15 +55,35 @@ func (c *Client) WriteFile(ctx context.Context, id, file string, data io.Reader,
 	if o.Mode != nil {
 		query.Set("mode", strconv.FormatUint(uint64(*o.Mode), 8))
 	}
-	return upload[wire.FileInfo](ctx, c, request{method: http.MethodPut, path: path("sandboxes", id, "files", "content"), query: query}, data)
+	info, err := upload[wire.FileInfo](ctx, c, request{method: http.MethodPut, path: path("sandboxes", id, "files", "content"), query: query}, data)
+	return named(info), err
+}
+
+// named puts the bytes of a name that is no UTF-8 into its place: a string of Go carries
+// them, and leads to the file.
+func named(i wire.FileInfo) wire.FileInfo {
+	if i.NameBytes != nil {
+		i.Name = string(i.NameBytes)
+	}
+	return i
+}
+
+// asBytes parts a path into what a string of JSON can carry, and what it cannot.
+func asBytes(path string, raw []byte) (string, []byte) {
+	if utf8.ValidString(path) {
+		return path, raw
+	}
+	return "", []byte(path)
 }
 
 // StatFile looks at a file of a sandbox, or with follow at what a link leads to.
 func (c *Client) StatFile(ctx context.Context, id, file string, follow bool) (wire.FileInfo, error) {
-	return get[wire.FileInfo](ctx, c, path("sandboxes", id, "files", "stat"), url.Values{"path": {file}, "follow": {boolText(follow)}})
+	info, err := get[wire.FileInfo](ctx, c, path("sandboxes", id, "files", "stat"), url.Values{"path": {file}, "follow": {boolText(follow)}})
+	return named(info), err
 }
 
-// ListFiles yields what is in a directory of a sandbox, in no order.
+// ListFiles yields what is in a directory of a sandbox, in no order. A name is what the
+// sandbox says, UTF-8 or not.
 func (c *Client) ListFiles(ctx context.Context, id, dir string) iter.Seq2[wire.FileInfo, error] {
 	return func(yield func(wire.FileInfo, error) bool) {
 		for after := ""; ; {
@@ -72,7 +93,7 @@ func (c *Client) ListFiles(ctx context.Context, id, dir string) iter.Seq2[wire.F
 				return
 			}
 			for _, e := range page.Entries {
-				if !yield(e, nil) {
+				if !yield(named(e), nil) {
 					return
 				}
 			}
@@ -85,12 +106,15 @@ func (c *Client) ListFiles(ctx context.Context, id, dir string) iter.Seq2[wire.F
 
 // Mkdir makes a directory.
 func (c *Client) Mkdir(ctx context.Context, id string, ask wire.MkdirRequest) error {
+	ask.Path, ask.PathBytes = asBytes(ask.Path, ask.PathBytes)
 	_, err := put[wire.FilePath](ctx, c, http.MethodPost, path("sandboxes", id, "files", "mkdir"), ask)
 	return err
 }
 
 // MoveFile moves a file or directory.
 func (c *Client) MoveFile(ctx context.Context, id string, ask wire.MoveRequest) error {
+	ask.From, ask.FromBytes = asBytes(ask.From, ask.FromBytes)
+	ask.To, ask.ToBytes = asBytes(ask.To, ask.ToBytes)
 	body, err := encode(ask)
 	if err != nil {
 		return err
@@ -128,6 +152,9 @@ func (c *Client) WatchFiles(ctx context.Context, id, dir string, recursive bool)
 			if err := json.Unmarshal([]byte(e.data), &v); err != nil {
 				return badEvent(err)
 			}
+			if v.PathBytes != nil {
+				v.Path = string(v.PathBytes)
+			}
 			if !yield(v, nil) {
 				return errStop
 			}
@@ -150,7 +177,13 @@ func (c *Client) ExportFiles(ctx context.Context, id, dir string) (io.ReadCloser
 
 // ImportFiles unpacks a tar archive into a directory of a sandbox.
 func (c *Client) ImportFiles(ctx context.Context, id, dir string, archive io.Reader) (wire.Archived, error) {
-	return upload[wire.Archived](ctx, c, request{method: http.MethodPut, path: path("sandboxes", id, "files", "archive"), query: url.Values{"path": {dir}}}, archive)
+	done, err := upload[wire.Archived](ctx, c, request{method: http.MethodPut, path: path("sandboxes", id, "files", "archive"), query: url.Values{"path": {dir}}}, archive)
+	for i, s := range done.Skipped {
+		if s.PathBytes != nil {
+			done.Skipped[i].Path = string(s.PathBytes)
+		}
+	}
+	return done, err
 }
 
 // Attached is a program on a WebSocket.

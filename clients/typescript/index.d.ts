@@ -31,6 +31,12 @@ export interface CallOptions {
   signal?: AbortSignal;
 }
 
+/**
+ * A file's path inside. Names of files are bytes: where one is no UTF-8, its entry in a list
+ * has nameBytes, in base64, and its path is made of them.
+ */
+export type Path = string | Uint8Array;
+
 /** What the service refused, or could not do. */
 export class EngineError extends Error {
   /** request: change the request. engine: the operator's turn. */
@@ -49,7 +55,7 @@ export class EngineError extends Error {
 
 export interface FetchOptions extends CallOptions {
   method?: string;
-  query?: Record<string, string | number | boolean | undefined | string[]>;
+  query?: Record<string, string | number | boolean | undefined | Uint8Array | string[]>;
   headers?: Record<string, string>;
   body?: string | Uint8Array | AsyncIterable<Uint8Array | string>;
 }
@@ -147,18 +153,18 @@ export class Engine {
   signalExec(sandbox: string, id: string, signalName: string | number, options?: CallOptions): Promise<wire.Exec>;
   resizeExec(sandbox: string, id: string, size: wire.WindowSize, options?: CallOptions): Promise<wire.Exec>;
 
-  readFile(sandbox: string, path: string, options?: CallOptions & { offset?: number; limit?: number }): Promise<Answer>;
+  readFile(sandbox: string, path: Path, options?: CallOptions & { offset?: number; limit?: number }): Promise<Answer>;
   /** The file appears complete, in place of what was there. */
-  writeFile(sandbox: string, path: string, body: FetchOptions["body"], options?: CallOptions & { mode?: number; parents?: boolean; exclusive?: boolean }): Promise<wire.FileInfo>;
-  statFile(sandbox: string, path: string, options?: CallOptions & { follow?: boolean }): Promise<wire.FileInfo>;
-  listFiles(sandbox: string, path: string, options?: CallOptions): AsyncGenerator<wire.FileInfo>;
+  writeFile(sandbox: string, path: Path, body: FetchOptions["body"], options?: CallOptions & { mode?: number; parents?: boolean; exclusive?: boolean }): Promise<wire.FileInfo>;
+  statFile(sandbox: string, path: Path, options?: CallOptions & { follow?: boolean }): Promise<wire.FileInfo>;
+  listFiles(sandbox: string, path: Path, options?: CallOptions): AsyncGenerator<wire.FileInfo>;
   mkdir(sandbox: string, request: wire.MkdirRequest, options?: CallOptions): Promise<void>;
   moveFile(sandbox: string, request: wire.MoveRequest, options?: CallOptions): Promise<void>;
-  removeFile(sandbox: string, path: string, options?: CallOptions & { recursive?: boolean }): Promise<void>;
-  watchFiles(sandbox: string, path: string, options?: CallOptions & { recursive?: boolean }): AsyncGenerator<wire.FileEvent>;
+  removeFile(sandbox: string, path: Path, options?: CallOptions & { recursive?: boolean }): Promise<void>;
+  watchFiles(sandbox: string, path: Path, options?: CallOptions & { recursive?: boolean }): AsyncGenerator<wire.FileEvent>;
   /** A tar archive. */
-  exportFiles(sandbox: string, path: string, options?: CallOptions): Promise<Answer>;
-  importFiles(sandbox: string, path: string, body: FetchOptions["body"], options?: CallOptions): Promise<wire.Archived>;
+  exportFiles(sandbox: string, path: Path, options?: CallOptions): Promise<Answer>;
+  importFiles(sandbox: string, path: Path, body: FetchOptions["body"], options?: CallOptions): Promise<wire.Archived>;
 
   capabilities(project?: string, options?: CallOptions): Promise<wire.CapabilityList>;
   /** Does one thing of what may be asked for. It is sent once. */

@@ -47,13 +47,13 @@ export class Engine {
   // fetch sends one request and resolves once the head of the answer is there. A status of
   // 400 or more is an answer like any other.
   fetch(path, { method = "GET", query, headers = {}, body, signal } = {}) {
-    const search = new URLSearchParams();
+    const search = [];
     for (const [name, value] of Object.entries(query ?? {})) {
       for (const one of Array.isArray(value) ? value : [value]) {
-        if (one !== undefined && one !== "") search.append(name, String(one));
+        if (one !== undefined && one !== "") search.push(`${name}=${quote(one)}`);
       }
     }
-    const target = search.size > 0 ? `${path}?${search}` : path;
+    const target = search.length > 0 ? `${path}?${search.join("&")}` : path;
     const all = { ...headers };
     let stream;
     if (body !== undefined) {
@@ -472,6 +472,12 @@ async function pump(stream, req) {
 
 function neverSent(err) {
   return err.code === "ENOENT" || err.code === "ECONNREFUSED";
+}
+
+// quote writes a value for a query. A path may be bytes, which need not be UTF-8.
+function quote(value) {
+  if (!(value instanceof Uint8Array)) return encodeURIComponent(String(value));
+  return Array.from(value, (b) => `%${b.toString(16).padStart(2, "0")}`).join("");
 }
 
 function at(...parts) {

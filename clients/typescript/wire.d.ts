@@ -238,6 +238,8 @@ export interface FileEvent {
   cookie: number;
   directory: boolean;
   path: string;
+  /** the path, if it is no UTF-8 */
+  pathBytes?: string;
   /** created, modified, written, changed, removed, moved_from, moved_to, or overflow: look for yourself */
   type: string;
 }
@@ -248,6 +250,8 @@ export interface FileInfo {
   /** permissions as a number */
   mode: number;
   name: string;
+  /** the name, if it is no UTF-8: in name U+FFFD stands for each byte that is none */
+  nameBytes?: string;
   size: number;
   /** file, directory, symlink or other */
   type: string;
@@ -263,6 +267,8 @@ export interface FileList {
 
 export interface FilePath {
   path: string;
+  /** the path, if it is no UTF-8 */
+  pathBytes?: string;
 }
 
 export interface GCAction {
@@ -368,7 +374,9 @@ export interface MkdirRequest {
   /** make those above it too; one that is there is fine */
   parents?: boolean;
   /** absolute, inside */
-  path: string;
+  path?: string;
+  /** instead of path, for one that is no UTF-8 */
+  pathBytes?: string;
 }
 
 export interface Mounts {
@@ -385,9 +393,13 @@ export interface Mounts {
 }
 
 export interface MoveRequest {
-  from: string;
+  from?: string;
+  /** instead of from, for one that is no UTF-8 */
+  fromBytes?: string;
   replace?: boolean;
-  to: string;
+  to?: string;
+  /** likewise */
+  toBytes?: string;
 }
 
 export interface NetworkInfo {
@@ -680,6 +692,8 @@ export interface SignalRequest {
 
 export interface Skipped {
   path: string;
+  /** the path, if it is no UTF-8 */
+  pathBytes?: string;
   why: string;
 }
 

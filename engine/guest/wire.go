@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
+	"unicode/utf8"
 )
 
 // Names and numbers are those of cmd/engine-guest/files.c.
@@ -252,7 +254,11 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	return fmt.Sprintf("cannot %s %s inside the sandbox: %s", e.Op, e.Path, e.Errno.Error())
+	at := e.Path
+	if !utf8.ValidString(at) {
+		at = strconv.Quote(at) // whoever shows the error cannot show its bytes
+	}
+	return fmt.Sprintf("cannot %s %s inside the sandbox: %s", e.Op, at, e.Errno.Error())
 }
 
 // Unwrap returns the number.

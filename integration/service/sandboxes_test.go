@@ -395,6 +395,65 @@ func TestFiles(t *testing.T) {
 	}
 }
 
+// TestNamesAreBytes keeps a name that is no UTF-8 as it is on every way in and out.
+func TestNamesAreBytes(t *testing.T) {
+	b := newBed(t, "")
+	c, ctx := b.start(), patient(t)
+	if _, err := c.CreateSandbox(ctx, box("one")); err != nil {
+		t.Fatal(err)
+	}
+	const odd, dir = "caf\xe9 \xff", "/workload/d\xfe"
+	if err := c.Mkdir(ctx, "one", wire.MkdirRequest{Path: dir}); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := c.WriteFile(ctx, "one", dir+"/first", strings.NewReader("x"), client.WriteOptions{}); err != nil || info.NameBytes != nil {
+		t.Fatalf("wrote %+v, %v", info, err)
+	}
+	if err := c.MoveFile(ctx, "one", wire.MoveRequest{From: dir + "/first", To: dir + "/" + odd}); err != nil {
+		t.Fatal(err)
+	}
+	info, err := c.StatFile(ctx, "one", dir+"/"+odd, false)
+	if err != nil || info.Name != odd || info.Size != 1 {
+		t.Errorf("looked at %+v, %v", info, err)
+	}
+	listed := ""
+	for e, err := range c.ListFiles(ctx, "one", dir) {
+		if listed += e.Name; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if listed != odd {
+		t.Errorf("listed %q, want %q", listed, odd)
+	}
+	r, err := c.ReadFile(ctx, "one", dir+"/"+listed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(r); r.Close() != nil || err != nil || string(got) != "x" {
+		t.Errorf("read %q, %v", got, err)
+	}
+	out, err := c.ExportFiles(ctx, "one", "/workload")
+	if err != nil {
+		t.Fatal(err)
+	}
+	archive, err := io.ReadAll(out)
+	if out.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.ImportFiles(ctx, "one", "/tmp/copy", bytes.NewReader(archive)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.StatFile(ctx, "one", "/tmp/copy/d\xfe/"+odd, false); err != nil {
+		t.Errorf("an archive loses the name: %v", err)
+	}
+	if err := c.RemoveFile(ctx, "one", dir+"/"+odd, false); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.ReadFile(ctx, "one", dir+"/"+odd); !client.IsKind(err, "no_file") || !strings.Contains(err.Error(), `/caf\xe9 \xff"`) {
+		t.Errorf("the error does not name the file: %v", err)
+	}
+}
+
 // archives takes a directory out and puts it in again elsewhere.
 func archives(t *testing.T, c *client.Client) {
 	t.Helper()

@@ -84,7 +84,7 @@ func New(o Options) *Server {
 	s := &Server{
 		host: o.Host, runner: o.Runner, keep: o.Keep, log: o.Log, timeouts: o.Timeouts.filled(),
 		sandboxes: o.Sandboxes,
-		metrics:   newMetrics(), drain: drain{path: drainPath(o.Host)},
+		metrics:   newMetrics(o.Log), drain: drain{path: drainPath(o.Host)},
 	}
 	s.connections = connections{by: map[string]int{}, of: map[net.Conn][]string{}}
 	s.bulk = bulk{all: make(chan struct{}, maxBulk), own: map[string]chan struct{}{}}
@@ -112,11 +112,13 @@ func (s *Server) HTTP() *http.Server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true) // deadlines of streams, and WebSockets, are those of a connection
 	return &http.Server{
-		Handler:           s,
-		ReadHeaderTimeout: s.timeouts.Header,
-		IdleTimeout:       s.timeouts.Idle,
-		MaxHeaderBytes:    32 << 10,
-		ConnContext:       s.accepted,
+		Handler: s,
+		// OPTIONS * is answered like all else.
+		DisableGeneralOptionsHandler: true,
+		ReadHeaderTimeout:            s.timeouts.Header,
+		IdleTimeout:                  s.timeouts.Idle,
+		MaxHeaderBytes:               32 << 10,
+		ConnContext:                  s.accepted,
 		ConnState: func(conn net.Conn, state http.ConnState) {
 			if state == http.StateClosed {
 				s.connections.drop(conn)

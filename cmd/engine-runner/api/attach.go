@@ -2,8 +2,10 @@ package api
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"io"
+	"net/http"
 	"strings"
 
 	"github.com/coder/websocket"
@@ -21,7 +23,7 @@ const maxMessage = 1 << 20
 // a stream of events, up to the exit. The connection may end at any time: the program goes
 // on, and another begins at the cursor that it names.
 func (s *Server) attachExec(x *exchange) error {
-	if !strings.EqualFold(x.r.Header.Get("Upgrade"), "websocket") {
+	if !opensWebSocket(x.r) {
 		x.w.Header().Set("Upgrade", "websocket")
 		return engine.Refused("no_websocket", "cannot attach: want a WebSocket").WithFix("use a client that speaks it, or stdin and events")
 	}
@@ -61,6 +63,27 @@ func (s *Server) attachExec(x *exchange) error {
 		return socket.Close(websocket.StatusInternalError, f.Error.Kind)
 	}
 	return nil
+}
+
+// opensWebSocket says whether a request is the opening one of RFC 6455, which the library
+// would answer in a form of its own if it is not.
+func opensWebSocket(r *http.Request) bool {
+	keys := r.Header.Values("Sec-WebSocket-Key")
+	if len(keys) != 1 || r.Header.Get("Sec-WebSocket-Version") != "13" || !r.ProtoAtLeast(1, 1) {
+		return false
+	}
+	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(keys[0]))
+	return err == nil && len(key) == 16 && hasToken(r.Header, "Connection", "upgrade") && hasToken(r.Header, "Upgrade", "websocket")
+}
+
+// hasToken looks for a word in a header that is a list.
+func hasToken(h http.Header, name, token string) bool {
+	for part := range strings.SplitSeq(strings.Join(h.Values(name), ","), ",") {
+		if strings.EqualFold(strings.TrimSpace(part), token) {
+			return true
+		}
+	}
+	return false
 }
 
 // speak sends the events until the exit, or until ctx ends.

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"io"
 	"net/http"
+	"net/url"
 	"os"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/engine/spelling"
@@ -59,6 +61,10 @@ func bodyError(err error, limit int64) error {
 func decode(data []byte, v any) error {
 	if len(bytes.TrimSpace(data)) == 0 {
 		data = []byte("{}")
+	}
+	if !utf8.Valid(data) { // encoding/json would put something else in the place of what is none
+		return engine.Refused("bad_body", "cannot read the body: it is no UTF-8").
+			WithFix("send bytes that are no text in base64: paths of files have a key of their own for that")
 	}
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
@@ -261,7 +267,10 @@ func (x *exchange) checkQuery() error {
 	for _, p := range x.route.query {
 		known = append(known, p.name)
 	}
-	values := x.r.URL.Query()
+	values, err := url.ParseQuery(x.r.URL.RawQuery)
+	if err != nil { // what cannot be read would be left out
+		return engine.Refused("bad_parameter", "cannot read the parameters: %w", err).WithFix("write % and ; as %25 and %3B")
+	}
 	for name := range values {
 		if slices.Contains(known, name) {
 			continue

@@ -27,6 +27,7 @@ func TestDecode(t *testing.T) {
 		{"no JSON", `{"image"`, "as JSON", ""},
 		{"a list", `[]`, "cannot accept an array as the body: want an object", ""},
 		{"deep", `{"labels":` + strings.Repeat(`{"a":`, 5000) + "1" + strings.Repeat("}", 5000) + "}", "want a string", ""},
+		{"no UTF-8", "{\"image\":\"caf\xe9\"}", "no UTF-8", "base64"},
 		{"a long key", `{"` + strings.Repeat("x", 1<<20) + `":1}`, "there is none", "known are"},
 	}
 	for _, tt := range tests {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"path"
 	"regexp"
 	"runtime/debug"
 	"strings"
@@ -91,11 +92,31 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		x.note(time.Since(began))
 	}()
-	if r.Method == http.MethodConnect {
-		x.fail(engine.Refused("bad_method", "cannot CONNECT: this is no proxy"))
+	if err := odd(r); err != nil {
+		x.fail(err)
 		return
 	}
 	s.handler.ServeHTTP(x.w, r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x)))
+}
+
+// odd is why a request is not for http.ServeMux, which would answer it by itself, and not in
+// the form of the API: with a redirection, or with an empty body.
+func odd(r *http.Request) error {
+	if r.Method == http.MethodConnect {
+		return engine.Refused("bad_method", "cannot CONNECT: this is no proxy")
+	}
+	at := r.URL.EscapedPath()
+	if r.RequestURI == "*" || !strings.HasPrefix(at, "/") {
+		return engine.Refused("unknown_route", "cannot find path=%q: want one that begins with /", clip(at)).WithFix("see /v1/openapi.json")
+	}
+	clean := path.Clean(at)
+	if strings.HasSuffix(at, "/") && clean != "/" {
+		clean += "/" // which no route has, as it says then
+	}
+	if at != clean {
+		return engine.Refused("unknown_route", "cannot find path=%q: it holds an empty part, . or ..", clip(at)).WithFix("ask for " + clip(clean))
+	}
+	return nil
 }
 
 type exchangeKey struct{}

@@ -74,7 +74,7 @@ func (s *Server) withFiles(x *exchange, do func(ctx context.Context, f *guest.Fi
 }
 
 func showInfo(i guest.Info) wire.FileInfo {
-	w := wire.FileInfo{Name: i.Name, Type: "other", Mode: uint32(i.Mode.Perm()), Size: i.Size, UID: i.UID, GID: i.GID, ModTime: i.ModTime.UTC()}
+	w := wire.FileInfo{Name: i.Name, NameBytes: rawName(i.Name), Type: "other", Mode: uint32(i.Mode.Perm()), Size: i.Size, UID: i.UID, GID: i.GID, ModTime: i.ModTime.UTC()}
 	switch i.Mode.Type() {
 	case 0:
 		w.Type = "file"
@@ -220,11 +220,15 @@ func (s *Server) makeDirectory(x *exchange) error {
 	if ask.Mode > 0o777 {
 		return engine.Refused("bad_body", "cannot accept mode=%d: want permissions alone", ask.Mode)
 	}
+	path, err := pathOf("path", ask.Path, ask.PathBytes)
+	if err != nil {
+		return err
+	}
 	return s.withFiles(x, func(ctx context.Context, f *guest.Files) error {
-		if err := f.Mkdir(ctx, ask.Path, fs.FileMode(ask.Mode), ask.Parents); err != nil {
+		if err := f.Mkdir(ctx, path, fs.FileMode(ask.Mode), ask.Parents); err != nil {
 			return err
 		}
-		return x.reply(wire.FilePath{Path: ask.Path})
+		return x.reply(filePath(path))
 	})
 }
 
@@ -233,11 +237,19 @@ func (s *Server) moveFile(x *exchange) error {
 	if err := x.body(&ask); err != nil {
 		return err
 	}
+	from, err := pathOf("from", ask.From, ask.FromBytes)
+	if err != nil {
+		return err
+	}
+	to, err := pathOf("to", ask.To, ask.ToBytes)
+	if err != nil {
+		return err
+	}
 	return s.withFiles(x, func(ctx context.Context, f *guest.Files) error {
-		if err := f.Rename(ctx, ask.From, ask.To, ask.Replace); err != nil {
+		if err := f.Rename(ctx, from, to, ask.Replace); err != nil {
 			return err
 		}
-		return x.reply(wire.FilePath{Path: ask.To})
+		return x.reply(filePath(to))
 	})
 }
 
@@ -250,7 +262,7 @@ func (s *Server) removeFile(x *exchange) error {
 		if err := f.Remove(ctx, x.path(), all); err != nil {
 			return err
 		}
-		return x.reply(wire.FilePath{Path: x.path()})
+		return x.reply(filePath(x.path()))
 	})
 }
 
@@ -277,7 +289,7 @@ func (s *Server) watchFiles(x *exchange) error {
 					}
 					return nil
 				}
-				err = events.send("", "file", wire.FileEvent{Type: e.Type, Path: e.Path, Directory: e.Dir, Cookie: e.Cookie})
+				err = events.send("", "file", wire.FileEvent{Type: e.Type, Path: e.Path, PathBytes: rawName(e.Path), Directory: e.Dir, Cookie: e.Cookie})
 				if err == nil && len(watcher.Events()) == 0 {
 					err = events.flush()
 				}
@@ -312,7 +324,7 @@ func (s *Server) importFiles(x *exchange) error {
 		}
 		reply := wire.Archived{Entries: done.Entries, Bytes: done.Bytes, Skipped: []wire.Skipped{}}
 		for _, skipped := range done.Skipped {
-			reply.Skipped = append(reply.Skipped, wire.Skipped(skipped))
+			reply.Skipped = append(reply.Skipped, wire.Skipped{Path: skipped.Path, PathBytes: rawName(skipped.Path), Why: skipped.Why})
 		}
 		return x.reply(reply)
 	})

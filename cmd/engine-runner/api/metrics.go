@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"log/slog"
 	"net/http"
 	"strconv"
 	"time"
@@ -37,7 +38,7 @@ var (
 	phaseBuckets  = []float64{.0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 5, 20, 60, 300}
 )
 
-func newMetrics() *metrics {
+func newMetrics(log *slog.Logger) *metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
@@ -60,7 +61,10 @@ func newMetrics() *metrics {
 	info.WithLabelValues(engine.Version).Set(1)
 	m.registry.MustRegister(m.requests, m.seconds, m.reloads, m.runs, m.phases, m.decisions, m.leaks, m.panics, m.gcSeconds, info,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	m.handler = promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
+	// A figure that cannot be had keeps no other back; it is counted and logged.
+	m.handler = promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+		Registry: m.registry, ErrorHandling: promhttp.ContinueOnError, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelError),
+	})
 	return m
 }
 

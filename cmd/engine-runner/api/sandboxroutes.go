@@ -22,7 +22,7 @@ var (
 		{"label", "string", "only those with this label, KEY=VALUE; repeatable"},
 		{"state", "string", "only those in this state; repeatable"},
 	}
-	whichFile = parameter{"path", "string", "absolute, inside the sandbox"}
+	whichFile = parameter{"path", "string", "absolute, inside the sandbox; a byte that is no UTF-8 as %XX"}
 	seconds   = []parameter{{"seconds", "integer", "how long to wait; default 60, at most 600"}}
 )
 

@@ -73,6 +73,15 @@ assert.equal((await engine.statFile("ts", "/tmp/copy/a/b")).size, 7);
 for await (const entry of engine.listFiles("ts", "/workload")) assert.equal(entry.name, "a");
 await assert.rejects(engine.readFile("ts", "/workload/none"), { kind: "no_file" });
 await engine.removeFile("ts", "/workload/a", { recursive: true });
+const odd = Buffer.concat([Buffer.from("/workload/caf"), Buffer.from([0xe9])]); // no UTF-8
+await engine.writeFile("ts", odd, "odd");
+for await (const entry of engine.listFiles("ts", "/workload")) {
+  assert.equal(entry.name, "caf\ufffd");
+  const listed = Buffer.concat([Buffer.from("/workload/"), Buffer.from(entry.nameBytes, "base64")]);
+  assert.equal(await (await engine.readFile("ts", listed)).text(), "odd");
+}
+await engine.moveFile("ts", { fromBytes: odd.toString("base64"), to: "/workload/caf\u00e9" });
+await engine.removeFile("ts", "/workload/caf\u00e9");
 assert.equal((await engine.sandboxes({ labels: { from: "typescript" } })).sandboxes.length, 1);
 assert.equal((await engine.estimate([{ name: "a.csv", size: 1e9 }])).memoryGb, 10);
 assert.ok((await engine.liveness("ts")).alive);
