@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"encoding/binary"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -205,5 +207,139 @@ func (f *Files) waitForPlace(t *testing.T) {
 			t.Fatalf("%d places are not given back", n)
 		}
 		time.Sleep(time.Millisecond)
+	}
+}
+
+// TestAnswersInAdvance answers a request that is not sent yet, whose caller then gives up:
+// its place is given back once, and who has to do with this guest is not held up.
+func TestAnswersInAdvance(t *testing.T) {
+	ours, theirs := net.Pipe()
+	f := NewFiles(ours)
+	defer theirs.Close()
+	say := func(words []byte) {
+		t.Helper()
+		_, err := theirs.Write(words)
+		must(t, err)
+	}
+	waiting := func(want int) {
+		t.Helper()
+		for deadline := time.Now().Add(bound); ; time.Sleep(time.Millisecond) {
+			f.mu.Lock()
+			n := len(f.waiting)
+			f.mu.Unlock()
+			if n == want {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%d requests wait, want %d", n, want)
+			}
+		}
+	}
+	ended := make(chan error, 1)
+	ask := func(ctx context.Context) { _, err := f.Stat(ctx, "/a"); ended <- err }
+	file := stat(syscall.S_IFREG, 5)
+	say(hello())
+	go ask(within(t)) // request 1, which the guest does not read
+	waiting(1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go ask(ctx) // request 2, behind it
+	waiting(2)
+	say(says(2, kindDone, 0, file...))
+	waiting(1)
+	cancel()
+	<-ended
+	_, err := io.CopyN(io.Discard, theirs, int64(headerSize+len("/a")))
+	must(t, err)
+	say(says(1, kindDone, 0, file...))
+	go func() { ended <- f.Close() }()
+	for range 2 {
+		select {
+		case <-ended:
+		case <-time.After(bound):
+			t.Fatal("the conversation neither goes on nor ends")
+		}
+	}
+}
+
+// TestNewsComeAtAPace has a guest that says as many news as it can: reading them must not
+// keep a processor of the host busy.
+func TestNewsComeAtAPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		f := NewFiles(ours)
+		defer theirs.Close()
+		said := make(chan error, 1)
+		go func() {
+			theirs.Write(hello())
+			play(theirs, says(1, kindDone, 1))
+			_, err := theirs.Write(bytes.Repeat(says(0, kindEvent, lost, make([]byte, 8)...), 10*maxNews))
+			said <- err
+		}()
+		w, err := f.Watch(t.Context(), "/a", false)
+		must(t, err)
+		began := time.Now()
+		must(t, <-said)
+		if took := time.Since(began); took < 9*newsEvery {
+			t.Errorf("%d news took %v, want %v", 10*maxNews, took, 9*newsEvery)
+		}
+		if e := <-w.Events(); e.Type != Overflow {
+			t.Errorf("the first event is %+v, want an overflow", e)
+		}
+		f.Close()
+	})
+}
+
+// TestLongPathsAreFew watches a tree whose paths are as long as can be.
+func TestLongPathsAreFew(t *testing.T) {
+	given := uint32(0)
+	f := forger(t, silence, func(o op) (uint32, []byte, bool) {
+		switch o {
+		case opWatch:
+			given++
+			return given, nil, true
+		case opList:
+			var long [][]byte
+			for i := range 20 {
+				long = append(long, entry(fmt.Sprintf("%0255d", i), syscall.S_IFDIR))
+			}
+			return 0, page(long...), true
+		}
+		return 0, nil, true
+	})
+	w, err := f.Watch(within(t), "/a", true)
+	must(t, err)
+	if e := <-w.Events(); e.Type != Overflow {
+		t.Errorf("the first event is %+v, want an overflow", e)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	size := 0
+	for _, p := range w.paths {
+		size += len(p)
+	}
+	if size > maxPaths || size != w.bytes {
+		t.Errorf("%d bytes of paths are kept, and %d counted; want at most %d", size, w.bytes, maxPaths)
+	}
+}
+
+// TestLateModesAreFew unpacks an archive of read-only directories with names as long as can
+// be into a sandbox that says yes to all.
+func TestLateModesAreFew(t *testing.T) {
+	f := forger(t, silence, func(o op) (uint32, []byte, bool) {
+		if o == opOpen {
+			return 1, stat(syscall.S_IFDIR, 0), true
+		}
+		return 0, nil, true
+	})
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	long := strings.Repeat(strings.Repeat("d", 250)+"/", 16)
+	for i := range 2 * maxLate / len(long) {
+		must(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: fmt.Sprint(long, i, "/"), Mode: 0o555}))
+	}
+	must(t, w.Close())
+	var large *ArchiveError
+	if _, err := f.Import(within(t), "/a", &archive, ArchiveLimits{}); !errors.As(err, &large) {
+		t.Errorf("Import = %v, want an *ArchiveError", err)
 	}
 }

@@ -148,6 +148,7 @@ func TestHostileGuest(t *testing.T) {
 		{"an endless link", readlink, [][]byte{h, says(1, kindDone, 0, bytes.Repeat([]byte("a"), 5000)...)}},
 		{"watch 0", watch, [][]byte{h, says(1, kindDone, 0)}},
 		{"news of nothing", watch, [][]byte{h, says(0, kindEvent, 5, make([]byte, 8)...)}},
+		{"lost news of nothing", statCall, [][]byte{h, says(0, kindEvent, lost, make([]byte, 8)...)}},
 		{"news of a watch never given", watch, [][]byte{h, says(1, kindDone, 3), says(0, kindEvent, 4, make([]byte, 8)...)}},
 		{"news of a path", watch, [][]byte{h, says(1, kindDone, 3), says(0, kindEvent, 3, append(make([]byte, 8), "../../etc"...)...)}},
 		{"news that are cut off", watch, [][]byte{h, says(1, kindDone, 3), says(0, kindEvent, 3, make([]byte, 7)...)}},

@@ -19,7 +19,11 @@ type importer struct {
 	limits ArchiveLimits
 	done   Archived
 	late   []dirMode // set at the end: a directory without w takes no files
+	bytes  int       // of their names
 }
+
+// maxLate bounds what is in memory of an archive: names of its directories without w.
+const maxLate = 4 << 20
 
 type dirMode struct {
 	rel  string
@@ -124,6 +128,9 @@ func (i *importer) directory(rel string, mode fs.FileMode) error {
 		return err
 	}
 	if mode|0o700 != mode {
+		if i.bytes += len(rel); i.bytes > maxLate {
+			return &ArchiveError{rel, fmt.Sprintf("more than %d bytes of names of directories that their owner may not write to", maxLate)}
+		}
 		i.late = append(i.late, dirMode{rel, mode})
 	}
 	return nil

@@ -12,10 +12,11 @@ import (
 )
 
 const (
-	maxWatchers = 32   // at once
-	maxEvents   = 256  // kept of one watcher; more are lost, and that is said
-	maxWatched  = 1024 // directories of one watcher
-	maxWalk     = 1000 // pages that are read in search of directories
+	maxWatchers = 32        // at once
+	maxEvents   = 256       // kept of one watcher; more are lost, and that is said
+	maxWatched  = 1024      // directories of one watcher
+	maxPaths    = 256 << 10 // bytes of their paths, which the guest makes up as it likes
+	maxWalk     = 1000      // pages that are read in search of directories
 )
 
 // What can have happened to a file.
@@ -67,6 +68,7 @@ type Watcher struct {
 	lost   bool
 	closed bool
 	paths  map[uint32]string // of each watch
+	bytes  int               // of all paths
 }
 
 // change is a directory that appeared, or left with all that is below.
@@ -184,15 +186,23 @@ func (s *watches) register(watch uint32, w *Watcher, dir string) error {
 		return nil
 	}
 	s.live[w] = true
-	if len(w.paths) >= maxWatched {
+	if w.full(dir) {
 		w.lose()
 		return nil
 	}
 	if s.of[watch] == nil {
 		s.of[watch] = map[*Watcher]string{}
 	}
+	w.forget(watch) // two directories of one number: the later counts
 	s.of[watch][w], w.paths[watch] = dir, dir
+	w.bytes += len(dir)
 	return nil
+}
+
+// forget lets go of one path. Preconditions: files.mu is held.
+func (w *Watcher) forget(watch uint32) {
+	w.bytes -= len(w.paths[watch])
+	delete(w.paths, watch)
 }
 
 // enter watches what is below a directory. With tell, what is there already is told as
@@ -217,7 +227,7 @@ func (w *Watcher) enter(ctx context.Context, dir string, tell bool, pages *int) 
 			if !e.Mode.IsDir() {
 				continue
 			}
-			if len(below) > maxPath || w.full() {
+			if len(below) > maxPath || w.isFull(below) {
 				w.overflow()
 				return
 			}
@@ -228,11 +238,16 @@ func (w *Watcher) enter(ctx context.Context, dir string, tell bool, pages *int) 
 	}
 }
 
-// full reports whether no more directories can be watched.
-func (w *Watcher) full() bool {
+// full reports whether this directory cannot be watched beside the others. Preconditions:
+// files.mu is held.
+func (w *Watcher) full(dir string) bool {
+	return len(w.paths) >= maxWatched || w.bytes+len(dir) > maxPaths
+}
+
+func (w *Watcher) isFull(dir string) bool {
 	w.files.mu.Lock()
 	defer w.files.mu.Unlock()
-	return len(w.paths) >= maxWatched
+	return w.full(dir)
 }
 
 // overflow says that something is not told.
@@ -253,7 +268,7 @@ func (w *Watcher) leave(dir string) {
 		if at != dir && !isBelow(at, dir) {
 			continue
 		}
-		delete(w.paths, watch)
+		w.forget(watch)
 		delete(f.watches.of[watch], w)
 		if len(f.watches.of[watch]) == 0 {
 			delete(f.watches.of, watch)
@@ -298,7 +313,7 @@ func (s *watches) end(reason error) {
 
 // deliver hands out one piece of news. It never waits.
 func (s *watches) deliver(a answer) error {
-	if a.value == lost {
+	if a.value == lost && s.highest > 0 { // something was watched, now or before
 		for w := range s.live {
 			w.lose()
 		}
@@ -311,7 +326,7 @@ func (s *watches) deliver(a answer) error {
 	}
 	for w, dir := range s.of[a.value] {
 		if mask&unix.IN_IGNORED != 0 {
-			delete(w.paths, a.value)
+			w.forget(a.value)
 			continue
 		}
 		w.happened(dir, name, mask, cookie)
