@@ -25,6 +25,8 @@ RUNSC_VERSION = $(shell sed -n 's/.*gvisor.dev\/gvisor v[0-9.]*-\([0-9]\{8\}\)[0
 VM_TESTS ?= ./cgroups ./rootfs ./integration ./integration/guest
 # More of them, in a second machine beside the first: each keeps one processor busy.
 VM_TESTS_BESIDE ?= ./integration/testenv ./integration/sessions ./service ./integration/runner ./integration/network ./integration/faults ./integration/service
+# What they need beside the programs and their own testdata.
+VM_ADD := -add clients/typescript:clients/typescript
 VM := build/vm/vm
 LINT := build/lint
 
@@ -128,8 +130,8 @@ test-vm: build faults next build/vm/systemd.ext4 bin/probe bin/netprobe $(VM) ##
 	go test ./integration/vm/...
 	ENGINE_FAULTS=sample go test -count=1 -run TestPowerCut ./integration/faults
 	@mkdir -p build/test
-	@$(VM) test -timeout 30m -env ENGINE_FAULTS=sample $(VMFLAGS) $(VM_TESTS_BESIDE) >build/test/beside.log 2>&1 & beside=$$!; \
-	first=0; $(VM) test -timeout 30m $(VMFLAGS) $(VM_TESTS) || first=$$?; \
+	@$(VM) test -timeout 30m -env ENGINE_FAULTS=sample $(VM_ADD) $(VMFLAGS) $(VM_TESTS_BESIDE) >build/test/beside.log 2>&1 & beside=$$!; \
+	first=0; $(VM) test -timeout 30m $(VM_ADD) $(VMFLAGS) $(VM_TESTS) || first=$$?; \
 	third=0; $(VM_SYSTEMD) $(VMFLAGS) ./integration/systemd || third=$$?; \
 	second=0; wait $$beside || second=$$?; cat build/test/beside.log; exit $$((first | second | third))
 

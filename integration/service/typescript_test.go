@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/direct-oci/engine/integration/testenv"
+	"github.com/direct-oci/engine/integration/vm"
 )
 
 // TestTypeScriptClient goes through the API by the TypeScript client under Node, also
@@ -16,7 +17,7 @@ import (
 func TestTypeScriptClient(t *testing.T) {
 	node, err := exec.LookPath("node")
 	if err != nil {
-		if os.Getenv("CI") == "true" && !testenv.InVM() {
+		if os.Getenv("CI") == "true" || testenv.InVM() {
 			t.Fatal("node is missing")
 		}
 		t.Skip("node is missing: install nodejs")
@@ -26,6 +27,9 @@ func TestTypeScriptClient(t *testing.T) {
 	client, err := filepath.Abs("../../clients/typescript/index.js")
 	if err != nil {
 		t.Fatal(err)
+	}
+	if testenv.InVM() {
+		client = vm.JobDir + "/clients/typescript/index.js"
 	}
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(patient(t), node, "testdata/contract.mjs", client, b.socket())

@@ -1,6 +1,7 @@
 package vm
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -17,6 +18,7 @@ import (
 var tools = []string{
 	"bash", "busybox", "crun", "ip", "ss", "tc", "nft", "strace", "jq", "mount", "umount", "findmnt", "unshare", "nsenter",
 	"setpriv", "taskset", "prlimit", "lsns", "ps", "timeout", "stat", "dd", "od", "cat", "env", "seq", "sleep", "sha256sum", "tar",
+	"node",
 }
 
 // indispensable are the tools without which the root cannot be made.
@@ -120,6 +122,27 @@ func (r root) addLibraries(file string) error {
 		if strings.HasPrefix(path.Base(name), "libc.so") {
 			// Loaded by name when a thread is cancelled, so no list has it.
 			r.addFile(path.Join(path.Dir(field), "libgcc_s.so.1"))
+		}
+		if strings.HasPrefix(path.Base(name), "libnode.so") {
+			if err := r.addScripts(field); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// addScripts adds the files that Debian's node has outside of its library and does not
+// start without. The library holds their paths.
+func (r root) addScripts(library string) error {
+	data, err := os.ReadFile(library)
+	if err != nil {
+		return err
+	}
+	const dir = "/usr/share/nodejs/"
+	for _, piece := range bytes.Split(data, []byte(dir))[1:] {
+		if name, _, ended := bytes.Cut(piece, []byte{0}); ended {
+			r.addFile(dir + string(name))
 		}
 	}
 	return nil
