@@ -341,10 +341,20 @@ func (h Host) bury(ctx context.Context, run *journal.Run, req Request, group cgr
 			result.Actuals.RxBytes, result.Actuals.TxBytes = &t.Rx, &t.Tx
 		}
 	}
+	why := "its monitor died"
+	_, problems := run.Last()
+	var end endedRecord
+	switch _, err := run.Read(journal.Ended, &end); {
+	case err == nil:
+		why = "its monitor died after the program had ended"
+		result.ExitCode, result.Signal, result.DurationMs = end.ExitCode, end.Signal, end.DurationMs
+	case !errors.Is(err, fs.ErrNotExist):
+		problems = append(problems, err)
+	}
 	result.setReason(ReasonLost)
-	result.Error = Failed("lost", "run=%s was lost: its monitor died", run.ID())
-	if _, problems := run.Last(); len(problems) > 0 {
-		result.Error = Failed("lost", "run=%s was lost: its monitor died: %w", run.ID(), errors.Join(problems...))
+	result.Error = Failed("lost", "run=%s was lost: %s", run.ID(), why)
+	if len(problems) > 0 {
+		result.Error = Failed("lost", "run=%s was lost: %s: %w", run.ID(), why, errors.Join(problems...))
 	}
 	if earlierBoot(run) {
 		result.setReason(ReasonInterrupted)

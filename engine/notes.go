@@ -12,7 +12,8 @@ import (
 //
 // A note is seen at once and on disk a moment later, unless the exit record, which
 // says more than all of them, is written before: of a run of a few milliseconds only
-// that one is waited for.
+// that one is waited for. How the program ended is noted for the moment until then, in
+// which its monitor may die: it is not brought to the disk, and a full one does not matter.
 type notes struct {
 	queue chan note
 	err   chan error
@@ -27,7 +28,7 @@ type note struct {
 const noteDelay = 20 * time.Millisecond
 
 func newNotes(record *journal.Run) notes {
-	n := notes{queue: make(chan note, 2), err: make(chan error, 1)} // created and started
+	n := notes{queue: make(chan note, 3), err: make(chan error, 1)} // created, started and ended
 	go func() { n.err <- n.take(record) }()
 	return n
 }
@@ -47,8 +48,12 @@ func (n notes) take(record *journal.Run) (first error) {
 				return first
 			}
 			failpoint("before-note-" + e.name)
-			keep(record.Write(e.name, e.value, false))
+			err := record.Write(e.name, e.value, false)
 			failpoint("after-note-" + e.name)
+			if e.name == journal.Ended {
+				continue
+			}
+			keep(err)
 			loose, due = append(loose, e.name), time.After(noteDelay)
 		case <-due:
 			for _, name := range loose {

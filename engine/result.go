@@ -4,7 +4,8 @@ package engine
 type Reason string
 
 // The reasons. Lost and Interrupted are written afterwards, by whoever finds a
-// run whose monitor is gone: in this boot of the host, or in an earlier one.
+// run whose monitor is gone: in this boot of the host, or in an earlier one. They have
+// ExitCode or Signal as well if the program had ended by then; that is no success.
 const (
 	ReasonExited      Reason = "exited"      // the program ended by itself, ExitCode is set
 	ReasonSignal      Reason = "signal"      // a signal ended the program, Signal is set

@@ -141,6 +141,7 @@ func (sb *sandbox) watch(c *caller) error {
 			case f.Type == initwire.Exited:
 				sb.exited(f)
 				sb.end.duration = f.Time - began
+				sb.notes.write(journal.Ended, sb.end.record())
 				return nil
 			case f.Type == initwire.Failed:
 				sb.end.stopped = bootNow()
@@ -190,6 +191,24 @@ func (sb *sandbox) exited(f initwire.Frame) {
 		sb.end.reason = ReasonSignal
 		sb.end.signal = signalName(f.Signal)
 	}
+}
+
+// endedRecord is how a program ended by itself, noted before its sandbox is ended and
+// measured: a monitor that dies during that does not take it along.
+type endedRecord struct {
+	ExitCode   *int    `json:"exitCode"`
+	Signal     *string `json:"signal"`
+	DurationMs float64 `json:"durationMs"`
+}
+
+func (e ending) record() endedRecord {
+	r := endedRecord{DurationMs: millis(e.duration.Nanoseconds())}
+	if e.reason == ReasonSignal {
+		r.Signal = &e.signal
+	} else {
+		r.ExitCode = &e.code
+	}
+	return r
 }
 
 // signalName is "SIGSEGV", or "SIG35" for one without a name.

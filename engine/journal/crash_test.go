@@ -47,7 +47,7 @@ func TestReserveIsGivenUpForTheResult(t *testing.T) {
 	defer unix.Unmount(state, unix.MNT_DETACH)
 	r := create(t, state, idA)
 	defer r.Close()
-	if err := errors.Join(r.Reserve(), r.Write(Intent, 1, false)); err != nil {
+	if err := errors.Join(r.Reserve(), r.Write(Intent, 1, false), r.Write(Ended, 1, false)); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(state, "filler"), make([]byte, 2<<20), 0o600); !errors.Is(err, unix.ENOSPC) {

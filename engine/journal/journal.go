@@ -8,6 +8,7 @@
 //	intent.json   written before anything exists on the host
 //	created.json  the sandbox exists
 //	started.json  the program runs
+//	ended.json    how the program ended, until the run is cleaned
 //	exit.json     the result is known
 //	cleaned.json  nothing of the run is left on the host
 //	deadline.json when a session ends at the latest; replaced when that changes

@@ -30,6 +30,10 @@ var order = []string{Intent, Created, Started, Exit, Cleaned}
 // how far a run is.
 const Deadline = "deadline"
 
+// Ended is written beside them as well, once the program has ended. The exit record says
+// all of it and more: this one is for whoever has to write that in a dead monitor's place.
+const Ended = "ended"
+
 const (
 	// schema is the version of the envelope and of what it holds. A record of
 	// another version is not guessed at: it counts as absent.
@@ -80,7 +84,7 @@ func (r *Run) Write(name string, v any, sync bool) error {
 }
 
 func (r *Run) write(name string, v any, sync bool) error {
-	if !slices.Contains(order, name) && name != Deadline {
+	if !slices.Contains(order, name) && name != Deadline && name != Ended {
 		return errors.New("internal error: no such record")
 	}
 	data, err := encodeRecord(r.id, name, v)
@@ -168,11 +172,11 @@ func (r *Run) Reserve() error {
 	return nil
 }
 
-// tidy removes what the run's directory need not hold any more: the reserved room, and
-// halves of records that a crash left.
+// tidy removes what the run's directory need not hold any more: the reserved room, what
+// the exit record says better, and halves of records that a crash left.
 func (r *Run) tidy() error {
-	errs := []error{r.remove(reserveName)}
-	for _, name := range append([]string{Deadline}, order...) {
+	errs := []error{r.remove(reserveName), r.remove(Ended + ".json")}
+	for _, name := range append([]string{Deadline, Ended}, order...) {
 		errs = append(errs, r.remove(name+".json.tmp"))
 	}
 	return errors.Join(errs...)
