@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -19,6 +20,7 @@ import (
 
 const (
 	gcBound   = 8 * time.Second // for all that one GC waits for
+	lookBound = 4 * time.Second // of it, for looking at the records
 	gcGrace   = time.Second     // more, for steps that were under way by then
 	gcWorkers = 8
 )
@@ -53,19 +55,25 @@ func (h Host) GC(ctx context.Context, dryRun bool) ([]GCAction, error) {
 	if err != nil {
 		return nil, Failed("no_cgroup", "%w", err)
 	}
-	ids, err := h.known(hierarchy)
-	if err != nil {
-		return nil, Failed("no_record", "%w", err)
-	}
 	ctx, cancel := context.WithTimeout(ctx, gcBound)
 	defer cancel()
+	look, cancel := context.WithTimeout(ctx, lookBound)
+	defer cancel()
+	ids, err := h.known(look, hierarchy)
+	if err != nil && look.Err() == nil {
+		return nil, Failed("no_record", "%w", err)
+	}
+	var actions []GCAction
+	if err != nil {
+		actions = append(actions, GCAction{Object: filepath.Join(h.StateDir, "runs"), Action: actionStuck, Why: "there was no time to look at all records: fewer would be quicker"})
+	}
 	var tasks []task
 	for _, id := range ids {
 		tasks = append(tasks, task{id, strings.Join(h.objects(hierarchy.Group(runGroup(id)), id), ","), func() ([]GCAction, error) {
 			return h.collect(ctx, hierarchy, id, dryRun)
 		}})
 	}
-	actions := doAll(ctx, tasks)
+	actions = append(actions, doAll(ctx, tasks)...)
 	for _, t := range h.sweeps(dryRun) { // after the runs: a layer may be free now
 		actions = append(actions, doAll(ctx, []task{t})...)
 	}
@@ -145,19 +153,11 @@ func (h Host) gcOne(ctx context.Context, id string) error {
 }
 
 // known are the ids of all runs that have a cgroup or a directory, or a record that
-// does not say that all of that is gone.
-func (h Host) known(hierarchy cgroups.Hierarchy) ([]string, error) {
-	entries, err := journal.List(h.StateDir)
-	if err != nil {
-		return nil, err
-	}
-	var ids []string
-	for _, e := range entries {
-		if e.Last != journal.Cleaned || len(e.Problems) > 0 {
-			ids = append(ids, e.ID)
-		}
-	}
-	groups, err := hierarchy.List("run")
+// does not say that all of that is gone. Records are looked at until ctx ends, from one
+// of them on that is left to chance: of very many, or on a slow disk, every one gets its
+// turn. The error then is ctx's, and the ids are those that were found.
+func (h Host) known(ctx context.Context, hierarchy cgroups.Hierarchy) ([]string, error) {
+	names, err := hierarchy.List("run")
 	if err != nil {
 		return nil, err
 	}
@@ -166,14 +166,38 @@ func (h Host) known(hierarchy cgroups.Hierarchy) ([]string, error) {
 		return nil, err
 	}
 	for _, d := range dirs {
-		groups = append(groups, d.Name())
+		names = append(names, d.Name())
 	}
-	for _, name := range groups {
-		if journal.ValidID(name) && !slices.Contains(ids, name) {
-			ids = append(ids, name)
+	ids := slices.DeleteFunc(names, func(name string) bool { return !journal.ValidID(name) })
+	records, err := journal.List(h.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	if len(records) > 0 {
+		first := rand.IntN(len(records))
+		records = slices.Concat(records[first:], records[:first])
+	}
+	for _, id := range records {
+		if err = ctx.Err(); err != nil {
+			break
+		}
+		if !h.over(id) {
+			ids = append(ids, id)
 		}
 	}
-	return ids, nil
+	slices.Sort(ids)
+	return slices.Compact(ids), err
+}
+
+// over reports whether the run is on record as cleaned up, with a result.
+func (h Host) over(id string) bool {
+	run, err := journal.Open(h.StateDir, id)
+	for _, name := range []string{journal.Cleaned, journal.Exit} {
+		if err == nil {
+			_, err = run.Read(name, nil)
+		}
+	}
+	return err == nil
 }
 
 // collect deals with one run. The record's lock keeps two collectors, and a monitor,

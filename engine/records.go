@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -69,26 +71,40 @@ func (r Record) reason() string {
 
 // List returns all runs on record, the newest first, without their output. A state
 // directory that is not there has no runs.
-func (h Host) List() ([]Record, error) {
+func (h Host) List() ([]Record, error) { return h.list(false) }
+
+// Live is List of those runs alone that somebody watches over: of a host with many
+// records it reads few.
+func (h Host) Live() ([]Record, error) { return h.list(true) }
+
+func (h Host) list(alive bool) ([]Record, error) {
 	h = h.withDirs()
-	entries, err := journal.List(h.StateDir)
+	ids, err := journal.List(h.StateDir)
 	if err != nil {
 		return nil, Failed("no_record", "%w", err)
 	}
-	records := make([]Record, 0, len(entries))
-	for _, e := range entries {
-		r, err := h.load(e.ID)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // removed since
+	records := []Record{}
+	for _, id := range ids {
+		if alive {
+			if watched, err := journal.Alive(h.StateDir, id); !watched && err == nil {
+				continue
+			}
+		}
+		r, err := h.load(id)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && alive && !r.Alive {
+			continue // removed or ended since
 		}
 		if err != nil {
 			return nil, Failed("no_record", "%w", err)
 		}
 		if r.Created.IsZero() {
-			r.Created = e.Created
+			if info, err := os.Lstat(journal.RunDir(h.StateDir, id)); err == nil {
+				r.Created = info.ModTime()
+			}
 		}
 		records = append(records, r)
 	}
+	slices.SortStableFunc(records, func(a, b Record) int { return b.Created.Compare(a.Created) })
 	return records, nil
 }
 
@@ -138,16 +154,11 @@ func (h Host) find(prefix string) (string, error) {
 	if prefix == "" {
 		return "", Refused("bad_id", "cannot find a run: its id is empty")
 	}
-	entries, err := journal.List(h.StateDir)
+	ids, err := journal.List(h.StateDir)
 	if err != nil {
 		return "", Failed("no_record", "%w", err)
 	}
-	var found []string
-	for _, e := range entries {
-		if strings.HasPrefix(e.ID, prefix) {
-			found = append(found, e.ID)
-		}
-	}
+	found := slices.DeleteFunc(ids, func(id string) bool { return !strings.HasPrefix(id, prefix) })
 	switch len(found) {
 	case 0:
 		return "", notFound(prefix)

@@ -2,7 +2,6 @@ package service
 
 import (
 	"context"
-	"slices"
 
 	"github.com/direct-oci/engine/engine"
 )
@@ -31,9 +30,4 @@ func (h onHost) Attach(ctx context.Context, id, execID string) (Conn, error) {
 		return nil, err
 	}
 	return c, nil
-}
-
-func (h onHost) Live() ([]engine.Record, error) {
-	records, err := h.List()
-	return slices.DeleteFunc(records, func(r engine.Record) bool { return !r.Alive }), err
 }

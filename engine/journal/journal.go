@@ -36,7 +36,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -392,40 +391,20 @@ func unlocked(path string) bool {
 	return errors.Join(err, lock.Close()) == nil
 }
 
-// Entry is one run as List found it.
-type Entry struct {
-	ID       string
-	Last     string    // furthest readable record, "" if there is none
-	Created  time.Time // of the intent, or of the directory if that is unreadable
-	Problems []error   // records that are there and cannot be read
-}
-
-// List returns all runs, the newest first. What is not a run is passed over.
-// A state directory that is not there has no runs.
-func List(stateDir string) ([]Entry, error) {
+// List returns the ids of all runs, in alphabetical order. What is not a run is passed
+// over. A state directory that is not there has no runs.
+func List(stateDir string) ([]string, error) {
 	dirs, err := readDir(filepath.Join(stateDir, "runs"))
 	if err != nil {
 		return nil, fmt.Errorf("cannot list runs: %w", err)
 	}
-	var list []Entry
+	var ids []string
 	for _, d := range dirs {
-		if !d.IsDir() || !ValidID(d.Name()) {
-			continue
+		if d.IsDir() && ValidID(d.Name()) {
+			ids = append(ids, d.Name())
 		}
-		r := &Run{id: d.Name(), dir: RunDir(stateDir, d.Name())}
-		e := Entry{ID: d.Name()}
-		e.Last, e.Problems = r.Last()
-		if header, err := r.Read(Intent, nil); err == nil {
-			e.Created = header.Time
-		} else if info, err := d.Info(); err == nil {
-			e.Created = info.ModTime()
-		} else {
-			continue // removed since the directory was read
-		}
-		list = append(list, e)
 	}
-	slices.SortStableFunc(list, func(a, b Entry) int { return b.Created.Compare(a.Created) })
-	return list, nil
+	return ids, nil
 }
 
 func readDir(dir string) ([]fs.DirEntry, error) {
