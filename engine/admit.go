@@ -40,7 +40,7 @@ func (h Host) admit() error {
 			if free := int64(st.Bavail) * st.Bsize; free < want {
 				return Failed("disk_full", "cannot start a run: %s free in directory=%s, below the minimum of %s",
 					oci.FormatSize(free), dir, oci.FormatSize(want)).
-					WithFix("free some space (engine rm, engine image rm), or lower --min-free-disk")
+					WithFix("free some space (engine rm, engine image rm), or lower --min-free-disk, of a service minFreeDiskMb")
 			}
 		}
 	}
@@ -51,7 +51,7 @@ func (h Host) admit() error {
 		}
 		if free < want {
 			return Failed("no_memory", "cannot start a run: %s of memory available, below the minimum of %s",
-				oci.FormatSize(free), oci.FormatSize(want)).WithFix("wait for other runs to end, or lower --min-free-memory")
+				oci.FormatSize(free), oci.FormatSize(want)).WithFix("wait for other runs to end, or lower --min-free-memory, of a service minFreeMemoryMb")
 		}
 	}
 	return nil

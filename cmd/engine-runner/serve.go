@@ -127,6 +127,8 @@ func (s *serving) accept(c config.Config) error {
 		{"stateDir", old.State(), c.State()},
 		{"runDir", old.Host().RunDir, c.Host().RunDir},
 		{"cgroupRoot", old.CgroupRoot, c.CgroupRoot},
+		{"minFreeDiskMb", fmt.Sprint(old.MinFreeDiskMB), fmt.Sprint(c.MinFreeDiskMB)},
+		{"minFreeMemoryMb", fmt.Sprint(old.MinFreeMemoryMB), fmt.Sprint(c.MinFreeMemoryMB)},
 		{"service.socket", old.Serve().Socket, c.Serve().Socket},
 		{"service.tcp.listen", address(old), address(c)},
 		{"service.gcSeconds", old.Serve().GCEvery().String(), c.Serve().GCEvery().String()},

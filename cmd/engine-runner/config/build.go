@@ -16,7 +16,6 @@ import (
 	"github.com/direct-oci/engine/capability/secret"
 	"github.com/direct-oci/engine/capability/signed"
 	"github.com/direct-oci/engine/capability/workload"
-	"github.com/direct-oci/engine/engine"
 )
 
 // DefaultStateDir is where records are unless the config says otherwise.
@@ -147,7 +146,7 @@ func pageKey(receipts ed25519.PrivateKey) []byte {
 func (c Config) Profile() sandbox.Profile {
 	s := *c.Sandbox
 	p := sandbox.Profile{
-		Host:  engine.Host{StateDir: c.State(), RunDir: c.RunDir, CgroupRoot: c.CgroupRoot},
+		Host:  c.Host(),
 		Image: s.Image, Runtime: s.Runtime, Max: sandbox.DefaultMax, BestEffortLimits: s.BestEffortLimits,
 	}
 	if p.Runtime == "" {

@@ -52,6 +52,11 @@ func (c *Config) check() []Problem {
 			k.bad(key, "is not an absolute path", "")
 		}
 	}
+	for key, mb := range map[string]float64{"minFreeDiskMb": c.MinFreeDiskMB, "minFreeMemoryMb": c.MinFreeMemoryMB} {
+		if !(mb >= 0 && mb <= 1e9) && mb != -1 {
+			k.bad(key, "is neither a number of MiB nor -1", "")
+		}
+	}
 	sortProblems(k.problems)
 	return k.problems
 }

@@ -18,17 +18,19 @@ import (
 
 // Config is the whole config. The tag doc is what Schema says of a key.
 type Config struct {
-	Development  bool                     `json:"development" doc:"development mode: calls may do without an approval, by --approve-locally"`
-	StateDir     string                   `json:"stateDir" doc:"directory of records, images, the audit log and used approvals; default /var/lib/engine"`
-	RunDir       string                   `json:"runDir" doc:"directory of what does not outlive a boot; default /run/engine"`
-	CgroupRoot   string                   `json:"cgroupRoot" doc:"cgroup of all runs; default engine, below the cgroup2 mount"`
-	Redact       *bool                    `json:"redact" doc:"take exact values of secrets out of returned output and logs, as a help against accidents; default true"`
-	Approvers    map[string]Approver      `json:"approvers" doc:"who may approve, by name"`
-	Secrets      map[string]secret.Source `json:"secrets" doc:"secrets of all projects, by name"`
-	Projects     map[string]Project       `json:"projects" doc:"projects, by slug"`
-	Sandbox      *Sandbox                 `json:"sandbox" doc:"how programs are run; without it there is no workload.execute and no action"`
-	ControlPlane *ControlPlane            `json:"controlPlane" doc:"the service that may call this runner"`
-	Service      *Service                 `json:"service" doc:"how engine serve listens, and to whom"`
+	Development     bool                     `json:"development" doc:"development mode: calls may do without an approval, by --approve-locally"`
+	StateDir        string                   `json:"stateDir" doc:"directory of records, images, the audit log and used approvals; default /var/lib/engine"`
+	RunDir          string                   `json:"runDir" doc:"directory of what does not outlive a boot; default /run/engine"`
+	CgroupRoot      string                   `json:"cgroupRoot" doc:"cgroup of all runs; default engine, below the cgroup2 mount"`
+	MinFreeDiskMB   float64                  `json:"minFreeDiskMb" doc:"MiB free in stateDir and in runDir below which no run starts; default 64, -1 for none"`
+	MinFreeMemoryMB float64                  `json:"minFreeMemoryMb" doc:"MiB of memory available on the host below which no run starts; default 64, -1 for none"`
+	Redact          *bool                    `json:"redact" doc:"take exact values of secrets out of returned output and logs, as a help against accidents; default true"`
+	Approvers       map[string]Approver      `json:"approvers" doc:"who may approve, by name"`
+	Secrets         map[string]secret.Source `json:"secrets" doc:"secrets of all projects, by name"`
+	Projects        map[string]Project       `json:"projects" doc:"projects, by slug"`
+	Sandbox         *Sandbox                 `json:"sandbox" doc:"how programs are run; without it there is no workload.execute and no action"`
+	ControlPlane    *ControlPlane            `json:"controlPlane" doc:"the service that may call this runner"`
+	Service         *Service                 `json:"service" doc:"how engine serve listens, and to whom"`
 
 	lines map[string]int // of every key, by its path
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/direct-oci/engine/capability"
+	"github.com/direct-oci/engine/engine"
 )
 
 const publicKey = "ntdRmwCAiWzh0OCWF9GMYLX5D34HC915872+Qkcvfgk="
@@ -196,6 +197,8 @@ func TestProblems(t *testing.T) {
 		{"a project by its name", "projects: {p: {environments: {e: {firestore: {project: My Shop, emulator: 'h:1'}}}}}", "project is no id", "the id"},
 		{"a bad database", "projects: {p: {environments: {e: {firestore: {project: shop, database: A b, emulator: 'h:1'}}}}}", "database is no id of a database", "(default)"},
 		{"too many rows", "projects: {p: {environments: {e: {firestore: {project: shop, emulator: 'h:1', limits: {rows: 1000001}}}}}}", "limits.rows is not between 0, for the default, and 100000", ""},
+		{"less than no room", "minFreeDiskMb: -2", "minFreeDiskMb is neither", ""},
+		{"a minimum that is no number", "minFreeMemoryMb: .nan", "minFreeMemoryMb", ""},
 		{"an anchor", "stateDir: &a /x\nrunDir: *a\n", "has an anchor", ""},
 		{"a tag", "stateDir: !!str x", "has an anchor, an alias or a tag", ""},
 		{"no YAML", "a: [", "line 1: it is neither YAML nor JSON", ""},
@@ -247,6 +250,20 @@ func TestSchema(t *testing.T) {
 	for _, bad := range []string{"x: 1", "sandbox: {}", "secrets: {A: {value: x, file: /y}}", "development: 1", "projects: {p: {approver: []}}"} {
 		if valid(bad) {
 			t.Errorf("%s fits the schema", bad)
+		}
+	}
+}
+
+// TestRoom proves that what is to be kept free reaches every run: 0 is the default, below
+// it none.
+func TestRoom(t *testing.T) {
+	c, err := Parse("test", []byte("minFreeDiskMb: 1.5\nminFreeMemoryMb: -1\nsandbox: {image: x}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range []engine.Host{c.Host(), c.Profile().Host} {
+		if h.MinFreeDisk != 3<<19 || h.MinFreeMemory >= 0 {
+			t.Errorf("room = %d and %d, want 1.5 MiB and none", h.MinFreeDisk, h.MinFreeMemory)
 		}
 	}
 }

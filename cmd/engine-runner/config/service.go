@@ -71,7 +71,10 @@ const DefaultRunDir = "/run/engine"
 
 // Host is where the engine lives by this config.
 func (c Config) Host() engine.Host {
-	h := engine.Host{StateDir: c.State(), RunDir: c.RunDir, CgroupRoot: c.CgroupRoot}
+	h := engine.Host{
+		StateDir: c.State(), RunDir: c.RunDir, CgroupRoot: c.CgroupRoot,
+		MinFreeDisk: int64(c.MinFreeDiskMB * (1 << 20)), MinFreeMemory: int64(c.MinFreeMemoryMB * (1 << 20)),
+	}
 	if h.RunDir == "" {
 		h.RunDir = DefaultRunDir
 	}
