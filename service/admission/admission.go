@@ -10,8 +10,13 @@
 // Fairness is by virtual time: each start moves its tenant's clock forward by the
 // largest share of the host that it takes, divided by the tenant's weight, and the
 // tenant whose clock is furthest behind is served next. Within a tenant the first to
-// come is the first to be served. A start that does not fit is passed over by others
-// that do, at most maxPassed times; from then on it is waited for.
+// come is the first to be served.
+//
+// A start that does not fit is passed over by others that do, maxPassed times. From then
+// on what gets free is kept for it, so that it does not starve: for a third of the longest
+// wait. If that was in vain, its tenant pays as if it had been served, and for twice as
+// long nothing is kept for anybody: who asks for what does not get free takes a third of
+// the time from others at most.
 package admission
 
 import (
@@ -64,6 +69,12 @@ const (
 	// maxPassed is how often others may start before one whose turn it is and for
 	// whom there is not room enough.
 	maxPassed = 8
+
+	// keepsInWait is how many times the room that is kept for one could be kept within
+	// the longest wait, and keepsBetween for how many times as long none is kept after one
+	// in vain: whoever comes then lives to see the next.
+	keepsInWait  = 3
+	keepsBetween = 2
 )
 
 // use is what holds add up to. CPUs are counted in millionths: sums of floats would
@@ -134,6 +145,10 @@ type Gate struct {
 	waiting  int
 	clock    float64 // virtual time: the clock of whoever was served last
 	stats    Counters
+
+	kept      *waiter   // for whom what gets free is kept; nil: nobody
+	keptUntil time.Time // if it does not fit by then, it is passed over again
+	keepAgain time.Time // not before
 }
 
 type hold struct {
@@ -274,6 +289,7 @@ func (g *Gate) leave(w *waiter, tenantName string) (err error, done bool) {
 	}
 	t := g.tenant(tenantName)
 	g.unqueue(t, w)
+	g.keptInVain(w)
 	g.stats.Expired++
 	g.dispatch() // others may have waited for this one to fit
 	g.forget(t)
@@ -299,6 +315,9 @@ func (g *Gate) dispatch() {
 		w := t.queue.Front().Value.(*waiter)
 		g.unqueue(t, w)
 		g.take(t, w.id, w.need)
+		if g.kept == w {
+			g.kept = nil
+		}
 		g.clock = max(g.clock, t.clock)
 		t.clock += g.config.Total.share(w.need) / t.part.Weight
 		g.stats.Admitted++
@@ -325,11 +344,40 @@ func (g *Gate) next() (*tenant, []*waiter) {
 		if g.config.Total.over(g.used.add(w.need), "") == "" {
 			return best, passed
 		}
-		if w.passed >= maxPassed {
+		if w.passed >= maxPassed && g.keeps(best, w) {
 			return nil, nil
 		}
 		passed = append(passed, w)
 		tried[best] = true
+	}
+}
+
+// keeps says whether what gets free is kept for w, the first one of t, for whom there is
+// not room enough.
+func (g *Gate) keeps(t *tenant, w *waiter) bool {
+	now := time.Now()
+	if g.kept == nil && !now.Before(g.keepAgain) {
+		span := g.config.Wait / keepsInWait
+		g.kept, g.keptUntil = w, now.Add(span)
+		time.AfterFunc(span, func() {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			g.dispatch()
+		})
+	}
+	if g.kept != w || now.Before(g.keptUntil) {
+		return g.kept == w
+	}
+	g.keptInVain(w)
+	w.passed = 0
+	t.clock += g.config.Total.share(w.need) / t.part.Weight
+	return false
+}
+
+// keptInVain ends that room is kept for w, if it is.
+func (g *Gate) keptInVain(w *waiter) {
+	if g.kept == w {
+		g.kept, g.keepAgain = nil, time.Now().Add(keepsBetween*g.config.Wait/keepsInWait)
 	}
 }
 

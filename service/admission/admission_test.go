@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -301,6 +302,71 @@ func TestLargeOnesAreNotPassedOverForEver(t *testing.T) {
 		}
 		t.Error("the large one was never served")
 	})
+}
+
+// TestOneThatCannotFitHoldsNobodyUpForLong has a tenant ask, again and again, for more than
+// what ever gets free, because another's sandbox stays. Small ones wait no longer than room
+// is kept, and get most of what they would have without it; and what fits once the small
+// ones have made room gets in, though the other asks for as much.
+func TestOneThatCannotFitHoldsNobodyUpForLong(t *testing.T) {
+	gib := func(n int64) Need { return Need{Memory: n << 30, CPUs: 1, Pids: 1} }
+	served := func(t *testing.T, hopeless, large bool) (n int, longest time.Duration, fitted int) {
+		synctest.Test(t, func(t *testing.T) {
+			const wait = 30 * time.Second
+			g := New(Config{Total: Limits{Memory: 6 << 30}, TenantQueue: 100, Wait: wait})
+			mustHold(t, g, "stays", "other", gib(2))
+			ctx, stop := context.WithTimeout(t.Context(), 20*time.Minute)
+			defer stop()
+			var all sync.WaitGroup
+			var mu sync.Mutex
+			again := func(id, tenant string, n Need, patience time.Duration, admitted func(waited time.Duration)) {
+				all.Go(func() {
+					for ctx.Err() == nil {
+						began := time.Now()
+						patient, cancel := context.WithTimeout(ctx, patience)
+						if g.Hold(patient, id, tenant, n) == nil {
+							mu.Lock()
+							admitted(time.Since(began))
+							mu.Unlock()
+							time.Sleep(time.Second)
+							g.Release(id)
+						}
+						cancel()
+					}
+				})
+				synctest.Wait()
+			}
+			for i := range 6 { // two more than there is room for
+				again(fmt.Sprint("small", i), fmt.Sprint("small", i%2), gib(1), time.Hour, func(waited time.Duration) {
+					n, longest = n+1, max(longest, waited)
+				})
+			}
+			for i := range 5 {
+				if hopeless { // some leave before it is told that it was in vain
+					again(fmt.Sprint("hopeless", i), "a hopeless one", gib(6), []time.Duration{8 * time.Second, time.Hour}[i%2], func(time.Duration) { t.Error("the one that cannot fit was served") })
+				}
+			}
+			if large {
+				again("large", "large", gib(3), time.Hour, func(time.Duration) { fitted++ })
+			}
+			all.Wait()
+			check(t, g)
+		})
+		return n, longest, fitted
+	}
+	alone, _, _ := served(t, false, false)
+	n, longest, _ := served(t, true, false)
+	if longest > 11*time.Second {
+		t.Errorf("a small one waited %v beside one that cannot fit, want no more than 11s", longest)
+	}
+	if n < alone*6/10 {
+		t.Errorf("%d small ones were served beside one that cannot fit, and %d without it", n, alone)
+	}
+	_, _, fitted := served(t, true, true)
+	if fitted < 10 {
+		t.Errorf("a large one that fits was served %d times in 20 minutes", fitted)
+	}
+	t.Logf("small ones: %d alone, %d beside one that cannot fit, waiting %v at most; large ones that fit: %d", alone, n, longest, fitted)
 }
 
 // TestComingBackIsNoAdvantage has a tenant with a tenth of the weight that is gone between
