@@ -33,6 +33,9 @@ type Runner struct {
 	Development bool   // approvals may be left out, by ApproveLocally
 	Redact      bool   // exact values of secrets are taken out of what is returned
 	Credentials string // systemd's directory of credentials; "" without one
+	// Admit waits until the host has room for a call of the project, which it holds until
+	// leave is called. The error is an *engine.Error. nil: nobody has to wait.
+	Admit func(ctx context.Context, id, project string, room engine.Limits) (leave func(), err error)
 }
 
 // Call is one request.
@@ -196,6 +199,14 @@ func (c *call) prepare(ctx context.Context) (Prepared, error) {
 	return prepared, nil
 }
 
+// admit waits for room, if what runs takes any.
+func (c *call) admit(ctx context.Context, p Prepared) (leave func(), err error) {
+	if c.runner.Admit == nil || p.Room == (engine.Limits{}) {
+		return func() {}, nil
+	}
+	return c.runner.Admit(ctx, c.id, c.Project, p.Room)
+}
+
 func (c *call) missing(name string, why error) *engine.Error {
 	return engine.Refused("no_secret", "cannot get secret=%s: %w", name, why).
 		WithFix("configure it for the project, or do not ask for it")
@@ -213,8 +224,13 @@ func (c *call) do(ctx context.Context) (Reply, error) {
 	if err != nil {
 		return Reply{}, errors.Join(err, c.note(audit.Entry{Event: "approval", Authorised: map[string]any{"refused": shorten(err.Error(), maxNotedMessage)}}))
 	}
-	// No secret is read for a call that nobody approved, and no run of an approval is used
-	// up for one whose secrets are not to be had.
+	// No room is held and no secret read for a call that nobody approved, and no run of an
+	// approval is used up for one that finds no room or whose secrets are not to be had.
+	leave, err := c.admit(ctx, p)
+	if err != nil {
+		return Reply{}, err
+	}
+	defer leave()
 	env, err := c.secrets(ctx, p)
 	if err != nil {
 		return Reply{}, err
@@ -324,7 +340,13 @@ func (c *call) verify(p Prepared) (auth Authorised, burn func() (int, error), er
 	}
 	sum := sha256.Sum256(c.Approval.Payload)
 	auth = Authorised{Approver: s.Approver, KeyID: c.Approval.KeyID, Nonce: s.Nonce, MaxRuns: s.MaxRuns, Approved: hex.EncodeToString(sum[:])}
-	return auth, func() (int, error) { return c.runner.Burned.Burn(*c.Approval, s) }, nil
+	return auth, func() (int, error) {
+		// It may have expired while the call waited.
+		if _, err := approval.Verify(*c.Approval, c.project.Approvers, p.Bound, time.Now()); err != nil {
+			return 0, err
+		}
+		return c.runner.Burned.Burn(*c.Approval, s)
+	}, nil
 }
 
 // approvalError says why an approval does not help.

@@ -28,6 +28,7 @@ type fake struct {
 	fail    error
 	reads   string // name of its credentials
 	closed  *bool
+	room    engine.Limits
 
 	dies, resumable bool // while it runs; and then something is left of it
 }
@@ -49,7 +50,7 @@ func (f fake) Prepare(_ context.Context, ask Ask) (Prepared, error) {
 	}
 	p := Prepared{
 		Bound: approval.Bound{Digest: string(args), Secrets: f.secrets}, Title: "t", Documents: []Document{{"args", string(args)}},
-		Credentials: f.reads,
+		Credentials: f.reads, Room: f.room,
 		Run: func(_ context.Context, env Env) (Outcome, error) {
 			*f.ran++
 			if f.dies {

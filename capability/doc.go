@@ -7,8 +7,9 @@
 //	find       the project and the capability
 //	validate   the arguments against the schema, every violation at once
 //	prepare    what would be done, resolved to the last byte; nothing has been done yet
-//	approve    unless it is a read: a signed approval of exactly that, one run of it
-//	           used up on disk
+//	approve    unless it is a read: a signed approval of exactly that
+//	admit      where a host has work of others too: once there is room for its sandboxes;
+//	           only then one run of the approval is used up, on disk
 //	run        with the project's secrets, as far as they are declared
 //	receipt    signed, about what was approved and what was seen
 //
@@ -78,6 +79,8 @@ type Prepared struct {
 	// Credentials is the name, among the project's, of those that a connector reads with;
 	// "" for none.
 	Credentials string
+	// Room is what it takes of the host at most, of its sandboxes at once; zero: nothing.
+	Room engine.Limits
 	// Run does it, once. The error is an *engine.Error.
 	Run func(ctx context.Context, env Env) (Outcome, error)
 	// Resume tells what came of a Run of the same call in a process that has died. It

@@ -37,6 +37,18 @@ func (m *Manager) StartRun(ctx context.Context, req engine.Request, start func()
 	return nil
 }
 
+// AdmitCall waits for room for what runs for a call of a project, whose tenant has the
+// project's name, and holds it until leave is called.
+func (m *Manager) AdmitCall(ctx context.Context, id, project string, room engine.Limits) (leave func(), err error) {
+	return m.gate.Admit(ctx, id, project, need(engine.Request{Limits: room}))
+}
+
+// tenantOf is against whose quota a run counts that this process has not admitted: its
+// tenant's or, of a call, the project's.
+func tenantOf(req engine.Request) string {
+	return orText(req.Labels[TenantLabel], req.Labels["project"])
+}
+
 // restoreRuns accounts for the runs that live, whoever started them.
 func (m *Manager) restoreRuns() error {
 	live, err := m.engine.Live()
@@ -45,7 +57,7 @@ func (m *Manager) restoreRuns() error {
 	}
 	for _, r := range live {
 		if r.Request.Session == nil {
-			m.gate.Restore(r.ID, r.Request.Labels[TenantLabel], need(r.Request))
+			m.gate.Restore(r.ID, tenantOf(r.Request), need(r.Request))
 		}
 	}
 	return nil

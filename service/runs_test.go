@@ -57,3 +57,45 @@ func TestRunsShareTheRoom(t *testing.T) {
 		t.Errorf("once there was room: %v", err)
 	}
 }
+
+// TestCallsCountForTheirProject checks that calls take room beside sandboxes, against the
+// quota of the tenant that has the project's name, and that their runs keep it when the
+// service is restarted.
+func TestCallsCountForTheirProject(t *testing.T) {
+	w := newWorld(t)
+	w.config.Admission = admission.Config{Tenants: map[string]admission.Tenant{"shop": {Limits: admission.Limits{Sandboxes: 1}}}}
+	m := w.manager(t)
+	room := engine.DefaultLimits()
+	admit := func(m *Manager, id string) (func(), error) { return m.AdmitCall(t.Context(), id, "shop", room) }
+	leave, err := admit(m, "aaaaaaaaaaaaaaaa")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = admit(m, "bbbbbbbbbbbbbbbb")
+	wantKind(t, "a second call", err, "quota")
+	_, _, err = m.Create(t.Context(), spec("s", "shop"))
+	wantKind(t, "a sandbox beside the call", err, "quota")
+	if err := m.look(); err != nil {
+		t.Fatal(err)
+	}
+	if used := m.Gate().Snapshot().Used; used.Sandboxes != 1 || used.Memory != room.Memory {
+		t.Errorf("used = %+v, want the call's", used)
+	}
+	req := engine.Request{ID: "aaaaaaaaaaaaaaaa", Labels: map[string]string{"project": "shop"}, Limits: room}
+	if err := w.Start(t.Context(), req, nil); err != nil {
+		t.Fatal(err)
+	}
+	second := w.manager(t)
+	_, err = admit(second, "bbbbbbbbbbbbbbbb")
+	wantKind(t, "a second call after a restart", err, "quota")
+	w.end("aaaaaaaaaaaaaaaa", engine.ReasonExited)
+	leave()
+	for _, m := range []*Manager{m, second} {
+		until(t, "its room is free", func() bool { return m.Gate().Snapshot().Used == admission.Limits{} })
+	}
+	if leave, err = admit(second, "bbbbbbbbbbbbbbbb"); err != nil {
+		t.Fatal(err)
+	}
+	leave()
+	mustCreate(t, second, spec("s", "shop"))
+}

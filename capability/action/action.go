@@ -130,7 +130,10 @@ func (a *Action) prepare(ask capability.Ask, files []engine.File) (capability.Pr
 	if err != nil {
 		return capability.Prepared{}, engine.Refused("bad_arguments", "cannot accept the arguments of %s: %w", m.Name, err)
 	}
-	p := capability.Prepared{Bound: bound, Title: m.Name, Documents: []capability.Document{{Name: "arguments (stdin)", Text: string(input)}}}
+	p := capability.Prepared{
+		Bound: bound, Title: m.Name, Room: a.install.Room(plan.Limits, sets),
+		Documents: []capability.Document{{Name: "arguments (stdin)", Text: string(input)}},
+	}
 	for _, f := range plan.Files {
 		p.Documents = append(p.Documents, capability.Document{Name: f.Path, Text: strings.ToValidUTF8(string(f.Data), "\ufffd")})
 	}

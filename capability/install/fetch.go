@@ -152,13 +152,18 @@ func (i *Installer) run(ctx context.Context, ask Ask, s dependency.Set, j depend
 	return failure(s.Kind, result, said.text())
 }
 
-func (i *Installer) request(ask Ask, j dependency.Job, policy egress.Policy) engine.Request {
+// limits are those of the first phase.
+func (i *Installer) limits() engine.Limits {
 	l := engine.DefaultLimits()
 	l.CPUs, l.Memory, l.Pids = i.Max.CPUs, int64(i.Max.MemoryMB*(1<<20)), i.Max.Pids
 	l.Timeout = time.Duration(i.Max.TimeoutSeconds * float64(time.Second))
 	// Both are memory, and what is installed lies in the second.
 	l.TmpSize, l.WorkspaceSize = l.Memory/8&^(page-1), l.Memory/4*3&^(page-1)
 	l.OutputKept, l.OutputMax = 64<<10, i.MaxBytes+overhead
+	return l
+}
+
+func (i *Installer) request(ask Ask, j dependency.Job, policy egress.Policy) engine.Request {
 	labels := maps.Clone(ask.Labels)
 	if labels == nil {
 		labels = map[string]string{}
@@ -167,7 +172,7 @@ func (i *Installer) request(ask Ask, j dependency.Job, policy egress.Policy) eng
 	p := i.Profile
 	req := engine.Request{
 		Runtime: p.Runtime, Image: p.Image, ImageDigest: ask.ImageDigest, Command: j.Command, Workdir: "/workload",
-		UID: engine.DefaultUID, GID: engine.DefaultUID, Labels: labels, Egress: policy, Limits: l, BestEffortLimits: p.BestEffortLimits,
+		UID: engine.DefaultUID, GID: engine.DefaultUID, Labels: labels, Egress: policy, Limits: i.limits(), BestEffortLimits: p.BestEffortLimits,
 	}
 	for path, text := range j.Files {
 		req.Files = append(req.Files, engine.File{Path: path, Data: []byte(text), Mode: 0o644})

@@ -168,6 +168,17 @@ func Lock(sets []dependency.Set, imageDigest string) string {
 	return strings.Join(names, " ")
 }
 
+// Room is what a call takes of the host that has all sets laid, and then runs under the
+// limits of its program: the most of both, which come one after the other.
+func (i *Installer) Room(program engine.Limits, sets []dependency.Set) engine.Limits {
+	if len(sets) == 0 {
+		return program
+	}
+	first := i.limits()
+	program.CPUs, program.Memory, program.Pids = max(program.CPUs, first.CPUs), max(program.Memory, first.Memory), max(program.Pids, first.Pids)
+	return program
+}
+
 // Recorded is what a run's record tells of its layers.
 func Recorded(layers []engine.LayerInfo) []Installed {
 	list := []Installed{}

@@ -131,7 +131,7 @@ func (x Execute) Prepare(_ context.Context, ask capability.Ask) (capability.Prep
 	digest := spec.Digest()
 	p := capability.Prepared{
 		Bound: x.Profile.Bind(plan, approval.Bound{Digest: digest, Lock: install.Lock(sets, plan.ImageDigest)}),
-		Title: jsjson.Text(spec.Title), Warnings: unknownKeys(ask.Args),
+		Title: jsjson.Text(spec.Title), Warnings: unknownKeys(ask.Args), Room: x.Install.Room(plan.Limits, sets),
 	}
 	for _, f := range spec.sortedFiles() {
 		p.Documents = append(p.Documents, capability.Document{Name: f.Path, Text: jsjson.Text(f.Contents)})

@@ -125,7 +125,10 @@ func TestLockIsBound(t *testing.T) {
 		}
 		return p
 	}
-	p := bound(&install.Installer{NPM: &r, Scripts: true}, "")
+	p := bound(&install.Installer{NPM: &r, Scripts: true, Max: sandbox.Limits{MemoryMB: 4096, Pids: 1}}, "")
+	if p.Room.Memory != 4096<<20 || p.Room.Pids <= 1 || p.Room.CPUs <= 0 {
+		t.Errorf("room = %+v, want the most of both phases", p.Room)
+	}
 	if !strings.HasPrefix(p.Bound.Lock, "npm:") || len(p.Documents) != 4 || !strings.Contains(p.Documents[3].Text, "a 1.0.0 sha512-") {
 		t.Errorf("lock = %q, documents = %+v", p.Bound.Lock, p.Documents)
 	}
@@ -157,6 +160,9 @@ func TestBound(t *testing.T) {
 	}
 	if len(p.Warnings) != 1 || !strings.HasPrefix(p.Warnings[0], "/extra ") || p.Title != "t" {
 		t.Errorf("warnings = %q, title = %q", p.Warnings, p.Title)
+	}
+	if p.Room.Memory != 64<<20 || p.Room.CPUs != 1 || p.Room.Pids != 256 {
+		t.Errorf("room = %+v, want the limits", p.Room)
 	}
 	if b.Lock != "" {
 		t.Errorf("nothing is installed, and the lock is %s", b.Lock)

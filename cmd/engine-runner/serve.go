@@ -109,7 +109,9 @@ func (s *serving) prepare(c config.Config) error {
 	if s.boxes, err = sandboxes.New(boxes, sandboxes.OnHost(c.Host())); err != nil {
 		return err
 	}
-	s.live = config.NewLive(c, s.app.loadConfig, s.accept, key, os.Getenv("CREDENTIALS_DIRECTORY"))
+	s.live = config.NewLive(c, s.app.loadConfig, s.accept, config.Means{
+		Receipts: key, Credentials: os.Getenv("CREDENTIALS_DIRECTORY"), Admit: s.boxes.AdmitCall,
+	})
 	s.server = api.New(api.Options{
 		Host: c.Host(), Runner: s.live.Runner, Policy: policy, Sandboxes: s.boxes, Log: s.log,
 		Keep: func(_ context.Context, reply capability.Reply) error {

@@ -230,3 +230,44 @@ func TestWaitIsBounded(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// TestCallsShareTheRoom checks that the programs of calls count against the quota of their
+// project, beside sandboxes, and that one after the other finds room.
+func TestCallsShareTheRoom(t *testing.T) {
+	b := newBed(t, "  sandboxes: {tenants: {shop: {sandboxes: 1}}}\n")
+	c, ctx := b.start(), patient(t)
+	call := func(text string, progress func(string)) error {
+		args := fmt.Sprintf(`{"files":[{"path":"main.sh","contents":%q}],"entrypoint":"main.sh"}`, text)
+		_, err := c.Call(ctx, "shop", "workload.execute", wire.Call{ApproveLocally: true, Args: []byte(args)}, progress)
+		return err
+	}
+	ask := box("one")
+	ask.Owner = "shop"
+	if _, err := c.CreateSandbox(ctx, ask); err != nil {
+		t.Fatal(err)
+	}
+	if err := call("true", nil); !client.IsKind(err, "quota") {
+		t.Errorf("a call beside a sandbox, where one is allowed: %v", err)
+	}
+	if err := c.RemoveSandbox(ctx, "one"); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if err := call("true", nil); err != nil {
+			t.Errorf("one call after the other: %v", err)
+		}
+	}
+	met := false
+	err := call("echo begun >&2; sleep 2", func(line string) {
+		if met || line != "begun" {
+			return
+		}
+		met = true
+		if _, err := c.CreateSandbox(ctx, ask); !client.IsKind(err, "quota") {
+			t.Errorf("a sandbox beside a call, where one is allowed: %v", err)
+		}
+	})
+	if err != nil || !met {
+		t.Errorf("a call that takes its time: %v, and it was met: %v", err, met)
+	}
+}

@@ -24,6 +24,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"sync"
 	"time"
 
@@ -423,15 +424,18 @@ func (g *Gate) Restore(id, tenantName string, n Need) {
 	g.take(g.tenant(tenantName), id, n)
 }
 
-// Admit is Hold for work that is on no record, under an id of its own. The returned
+// unrecorded is what ids of holds begin with that are compared with no record.
+const unrecorded = "call/"
+
+// Admit is Hold for a call, which is on no record, under an id of its own. The returned
 // function gives up what it took, and may be called again.
 func (g *Gate) Admit(ctx context.Context, id, tenantName string, n Need) (release func(), err error) {
-	id = "work/" + id
+	id = unrecorded + id
 	g.mu.Lock()
 	_, twice := g.held[id]
 	g.mu.Unlock()
 	if twice {
-		return nil, engine.Refused("exists", "cannot admit work=%s: it is under way", id)
+		return nil, engine.Refused("exists", "cannot admit %s: it is under way", id)
 	}
 	if err := g.Hold(ctx, id, tenantName, n); err != nil {
 		return nil, err
@@ -445,7 +449,7 @@ func (g *Gate) Held() []string {
 	defer g.mu.Unlock()
 	ids := make([]string, 0, len(g.held))
 	for id := range g.held {
-		if len(id) < 5 || id[:5] != "work/" {
+		if !strings.HasPrefix(id, unrecorded) {
 			ids = append(ids, id)
 		}
 	}

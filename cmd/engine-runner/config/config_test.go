@@ -305,7 +305,7 @@ func TestReloadKeepsWhatWorks(t *testing.T) {
 		}
 		return nil
 	}
-	l := NewLive(c, read, accept, ed25519.NewKeyFromSeed(bytes.Repeat([]byte{1}, 32)), "")
+	l := NewLive(c, read, accept, Means{Receipts: ed25519.NewKeyFromSeed(bytes.Repeat([]byte{1}, 32))})
 	first := l.Runner()
 	write("projects: {one: {}, two: {bad: 1}}")
 	if err := l.Reload(); err == nil || l.Runner() != first {
