@@ -172,7 +172,7 @@ func (m *Manager) sendAll(id string, r *record) error {
 	if err != nil {
 		return err
 	}
-	box, err := outbox.Open(filepath.Join(m.callbacks.path(id), boxName), m.config.Callbacks.Capacity)
+	box, err := outbox.Open(filepath.Join(m.callbacks.path(id), boxName), m.config.Load().Callbacks.Capacity)
 	if err != nil {
 		return err
 	}

@@ -41,7 +41,7 @@ const createTries = 3
 var errDied = errors.New("the sandbox that was adopted has ended")
 
 func (m *Manager) createOnce(caller context.Context, fresh record, target *callback.Target, secrets []engine.Secret) (Sandbox, bool, error) {
-	ctx, cancel := context.WithTimeout(caller, m.config.StartWithin+m.gate.MaxWait())
+	ctx, cancel := context.WithTimeout(caller, m.config.Load().StartWithin+m.gate.MaxWait())
 	defer cancel()
 	r, created, err := m.establish(ctx, fresh, target, secrets)
 	if err != nil {
@@ -76,7 +76,7 @@ func createFailed(r record, cause error) error {
 // draft turns a Spec into the record of a new sandbox, which is not on disk yet. All
 // that can be refused without looking at other sandboxes is refused here.
 func (m *Manager) draft(spec Spec) (record, *callback.Target, error) {
-	c := m.config
+	c := *m.config.Load()
 	if !validName(spec.Name) {
 		return record{}, nil, engine.Refused("bad_name", "cannot accept name=%q: want 1 to 128 letters, digits and ._:-, a letter or digit first", spec.Name)
 	}
@@ -258,7 +258,7 @@ func (m *Manager) takeUp(ctx context.Context, e *entry, r record) error {
 		m.log.Warn("sandbox dropped: its creator died before it was started, and its secrets are gone", "sandbox", r.Name, "id", r.ID)
 		return m.finishTeardown(ctx, e, r)
 	}
-	if time.Since(r.CreatedAt) > m.config.StartWithin+m.gate.MaxWait() {
+	if time.Since(r.CreatedAt) > m.config.Load().StartWithin+m.gate.MaxWait() {
 		m.log.Warn("sandbox dropped: its creator died before it was started, long ago", "sandbox", r.Name, "id", r.ID)
 		return m.finishTeardown(ctx, e, r)
 	}

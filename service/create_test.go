@@ -141,6 +141,38 @@ func TestClampingIsTold(t *testing.T) {
 	}
 }
 
+// TestChange has the next sandboxes made by another config, and leaves those that live as
+// they are.
+func TestChange(t *testing.T) {
+	w := newWorld(t)
+	w.config.TTL = time.Minute
+	m := w.manager(t)
+	before := mustCreate(t, m, spec("before", "ann"))
+	next := w.config
+	next.TTL, next.MaxCPUs, next.Image = time.Hour, 1, "other"
+	next.Classes = map[string]Class{"tiny": {1, 64}}
+	next.Admission = admission.Config{Total: admission.Limits{Sandboxes: 2}, Wait: time.Millisecond}
+	apply, err := m.Change(next)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if sb, err := m.Get(t.Context(), "before"); err != nil || m.Gate().Snapshot().Total.Sandboxes != 300 {
+		t.Errorf("something has changed before it was applied: %+v, %v", sb, err)
+	}
+	apply()
+	after := mustCreate(t, m, Spec{Name: "after", Owner: "ann", Class: "tiny"})
+	if after.Limits.TTLSeconds != 3600 || after.Limits.MemoryMB != 64 || after.Image != "other" {
+		t.Errorf("the next one is %+v", after)
+	}
+	if sb, err := m.Get(t.Context(), "before"); err != nil || sb.Limits != before.Limits || sb.Image != before.Image || sb.State != Ready {
+		t.Errorf("one that lives is %+v, %v, and was %+v", sb, err, before)
+	}
+	_, _, err = m.Create(t.Context(), Spec{Name: "third", Owner: "ann", Class: "tiny"})
+	wantKind(t, "Create", err, "queue_full")
+	_, _, err = m.Create(t.Context(), Spec{Name: "small", Owner: "ann", Class: "small"})
+	wantKind(t, "Create", err, "no_resources")
+}
+
 func TestClassesAndEstimates(t *testing.T) {
 	w := newWorld(t)
 	m := w.manager(t)

@@ -84,7 +84,7 @@ func (m *Manager) Renew(ctx context.Context, nameOrID string, ttl time.Duration)
 	if ttl < 0 {
 		return time.Time{}, engine.Refused("bad_limit", "cannot renew sandbox=%s for %v", r.Name, ttl)
 	}
-	return m.engine.Renew(ctx, r.ID, min(orElse(ttl, r.Request.Limits.Timeout), m.config.MaxTTL))
+	return m.engine.Renew(ctx, r.ID, min(orElse(ttl, r.Request.Limits.Timeout), m.config.Load().MaxTTL))
 }
 
 // Stats are what the kernel charged to a sandbox until now, and what it uses now.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/direct-oci/engine/engine"
@@ -22,7 +23,7 @@ const watchEvery = 500 * time.Millisecond
 // Manager manages the sandboxes of a host. It is safe for use by many goroutines, and
 // beside other Managers.
 type Manager struct {
-	config    Config
+	config    atomic.Pointer[Config]
 	engine    Engine
 	store     store
 	gate      *admission.Gate
@@ -52,13 +53,9 @@ func New(c Config, e Engine) (*Manager, error) {
 }
 
 func newManager(c Config, e Engine, at func(step string)) (*Manager, error) {
-	c = c.completed()
-	if c.Admission.Total == (admission.Limits{}) {
-		total, err := admission.HostTotals(c.Cgroup)
-		if err != nil {
-			return nil, err
-		}
-		c.Admission.Total = total
+	c, err := c.settled()
+	if err != nil {
+		return nil, err
 	}
 	s, err := openStore(c.StateDir)
 	if err != nil {
@@ -68,10 +65,11 @@ func newManager(c Config, e Engine, at func(step string)) (*Manager, error) {
 		return nil, err
 	}
 	m := &Manager{
-		config: c, engine: e, store: s, gate: admission.New(c.Admission), sender: callback.New(c.Callbacks), log: c.Log,
+		engine: e, store: s, gate: admission.New(c.Admission), sender: callback.New(c.Callbacks), log: c.Log,
 		queued: map[string]context.CancelFunc{}, starting: map[string]int{}, ids: map[string]string{}, ended: map[string]time.Time{},
 		faulty: map[string]bool{}, at: at,
 	}
+	m.config.Store(&c)
 	if m.log == nil {
 		m.log = slog.New(slog.DiscardHandler)
 	}
@@ -86,6 +84,33 @@ func newManager(c Config, e Engine, at func(step string)) (*Manager, error) {
 	}
 	m.work.Go(m.watch)
 	return m, nil
+}
+
+// Change returns what puts another config into force, or why that cannot be. Sandboxes that
+// live keep the limits that they were created with; ceilings, defaults, stores and classes
+// are those of the next ones, and what all may take at once is bounded anew. Records, log and
+// cgroup are this Manager's, whatever the config says.
+func (m *Manager) Change(c Config) (apply func(), err error) {
+	c, err = c.settled()
+	if err != nil {
+		return nil, err
+	}
+	return func() {
+		m.config.Store(&c)
+		m.sender.Change(c.Callbacks)
+		m.gate.Change(c.Admission)
+	}, nil
+}
+
+// settled is c with its defaults, and with totals of this host if it names none.
+func (c Config) settled() (Config, error) {
+	c = c.completed()
+	if c.Admission.Total != (admission.Limits{}) {
+		return c, nil
+	}
+	var err error
+	c.Admission.Total, err = admission.HostTotals(c.Cgroup)
+	return c, err
 }
 
 // Close ends what this Manager does in the background. Sandboxes go on.
@@ -350,7 +375,7 @@ func (m *Manager) lookAt(r record) {
 	since, over := m.ended[r.ID]
 	m.mu.Unlock()
 	if over {
-		if m.config.KeepEnded > 0 && time.Since(since) > m.config.KeepEnded {
+		if keep := m.config.Load().KeepEnded; keep > 0 && time.Since(since) > keep {
 			m.tidy(r)
 		}
 		return
@@ -409,7 +434,7 @@ func (m *Manager) settle(r record) {
 func (m *Manager) inBackground(e *entry, do func(context.Context) error) {
 	m.work.Go(func() {
 		defer e.close()
-		ctx, cancel := context.WithTimeout(m.ctx, m.config.StartWithin)
+		ctx, cancel := context.WithTimeout(m.ctx, m.config.Load().StartWithin)
 		defer cancel()
 		if err := do(ctx); err != nil && m.ctx.Err() == nil {
 			m.log.Error("sandbox cannot be looked after", "sandbox", e.name, "err", err)

@@ -62,14 +62,16 @@ type Caller struct {
 
 // Health is whether a run could start now.
 type Health struct {
-	OK     bool    `json:"ok"`
-	Checks []Check `json:"checks"`
+	OK       bool    `json:"ok"`
+	Degraded bool    `json:"degraded" doc:"a minor check fails: runs start, and something else does not work"`
+	Checks   []Check `json:"checks"`
 }
 
 // Check is one thing that was looked at.
 type Check struct {
-	Name  string `json:"name" doc:"start, gc, admission, drain"`
+	Name  string `json:"name" doc:"start, gc, admission, link, drain"`
 	OK    bool   `json:"ok"`
+	Minor bool   `json:"minor,omitempty" doc:"it does not count for ok, but for degraded"`
 	Found string `json:"found"`
 	Kind  string `json:"kind" doc:"of the failure; empty when all is well"`
 	Fix   string `json:"fix"`

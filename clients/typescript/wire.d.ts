@@ -65,7 +65,9 @@ export interface Check {
   found: string;
   /** of the failure; empty when all is well */
   kind: string;
-  /** start, gc, admission, drain */
+  /** it does not count for ok, but for degraded */
+  minor?: boolean;
+  /** start, gc, admission, link, drain */
   name: string;
   ok: boolean;
 }
@@ -291,6 +293,8 @@ export interface GCRequest {
 
 export interface Health {
   checks: Check[];
+  /** a minor check fails: runs start, and something else does not work */
+  degraded: boolean;
   ok: boolean;
 }
 

@@ -14,7 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"reflect"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -23,6 +23,7 @@ import (
 	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/cmd/engine-runner/api"
 	"github.com/direct-oci/engine/cmd/engine-runner/config"
+	"github.com/direct-oci/engine/cmd/engine-runner/link"
 	"github.com/direct-oci/engine/engine"
 	sandboxes "github.com/direct-oci/engine/service" // a test of this program has the name itself
 )
@@ -34,9 +35,10 @@ func (a *app) serveCommand() *cobra.Command {
 		Short: "the service: an API to start and follow runs, for programs",
 		Long: "serve answers the API on a Unix socket and, if the config says so, over TLS. It holds\n" +
 			"nothing that a run needs: stop it, kill it or replace it, and every run goes on.\n\n" +
-			"SIGHUP reads the config again; one that is wrong changes nothing. SIGTERM and SIGINT\n" +
-			"end it in order: nothing new is accepted, requests under way are given their time.\n" +
-			"It tells systemd when it is ready, and logs JSON to stderr.",
+			"SIGHUP reads the config again; one that is wrong, or changes what needs a restart, changes\n" +
+			"nothing, and the log says why. SIGTERM and SIGINT end it in order: nothing new is accepted,\n" +
+			"requests under way are given their time. It tells systemd when it is ready, and logs JSON\n" +
+			"to stderr.",
 		Args: cli.Exactly(0),
 		RunE: func(*cobra.Command, []string) error { return a.serve(verbose) },
 	}
@@ -55,8 +57,10 @@ type serving struct {
 	tls    *api.TLS // nil: no address besides the socket
 	notify notifier
 
-	unlink chan struct{} // closed to stop the link; nil: there is none
-	linked chan error    // what it came to
+	ctx    context.Context           // of what goes on in the background
+	link   atomic.Pointer[link.Link] // nil: no config has had a control plane yet
+	unlink chan struct{}             // closed to stop it
+	linked chan struct{}             // closed once it has ended
 }
 
 func (a *app) serve(verbose bool) error {
@@ -71,7 +75,10 @@ func (a *app) serve(verbose bool) error {
 	if verbose {
 		level = slog.LevelDebug
 	}
-	s := &serving{app: a, log: slog.New(slog.NewJSONHandler(a.stderr, &slog.HandlerOptions{Level: level})), notify: newNotifier()}
+	s := &serving{
+		app: a, log: slog.New(slog.NewJSONHandler(a.stderr, &slog.HandlerOptions{Level: level})), notify: newNotifier(),
+		unlink: make(chan struct{}), linked: make(chan struct{}),
+	}
 	lock, err := lockState(c.State())
 	if err != nil {
 		return err
@@ -101,19 +108,14 @@ func (s *serving) prepare(c config.Config) error {
 	if s.tls, err = api.NewTLS(c.Serve().TCP); err != nil {
 		return err
 	}
-	boxes := c.Sandboxes()
-	boxes.Log = s.log
-	if boxes.Cgroup, err = c.Host().Cgroup(); err != nil {
-		s.log.Warn("limits of the cgroup of all runs are not known", "message", err.Error()) // nothing can start either
-	}
-	if s.boxes, err = sandboxes.New(boxes, sandboxes.OnHost(c.Host())); err != nil {
+	if s.boxes, err = sandboxes.New(s.sandboxes(c), sandboxes.OnHost(c.Host())); err != nil {
 		return err
 	}
 	s.live = config.NewLive(c, s.app.loadConfig, s.accept, config.Means{
 		Receipts: key, Credentials: os.Getenv("CREDENTIALS_DIRECTORY"), Admit: s.boxes.AdmitCall,
 	})
 	s.server = api.New(api.Options{
-		Host: c.Host(), Runner: s.live.Runner, Policy: policy, Sandboxes: s.boxes, Log: s.log,
+		Host: c.Host(), Runner: s.live.Runner, Policy: policy, Sandboxes: s.boxes, Link: s.linkFigures, Log: s.log,
 		Keep: func(_ context.Context, reply capability.Reply) error {
 			return s.app.keepReceipt(s.live.Config(), &callFlags{}, reply)
 		},
@@ -122,10 +124,21 @@ func (s *serving) prepare(c config.Config) error {
 	return nil
 }
 
+// sandboxes is how sandboxes are kept by this config, on this host.
+func (s *serving) sandboxes(c config.Config) sandboxes.Config {
+	boxes := c.Sandboxes()
+	boxes.Log = s.log
+	var err error
+	if boxes.Cgroup, err = c.Host().Cgroup(); err != nil {
+		s.log.Warn("limits of the cgroup of all runs are not known", "message", err.Error()) // nothing can start either
+	}
+	return boxes
+}
+
 // accept puts a config that was read again into force, or says why that cannot be.
 func (s *serving) accept(c config.Config) error {
 	old := s.live.Config()
-	for _, fixed := range []struct{ name, was, is string }{
+	for _, v := range []struct{ key, was, is string }{
 		{"stateDir", old.State(), c.State()},
 		{"runDir", old.Host().RunDir, c.Host().RunDir},
 		{"cgroupRoot", old.CgroupRoot, c.CgroupRoot},
@@ -135,25 +148,30 @@ func (s *serving) accept(c config.Config) error {
 		{"service.tcp.listen", address(old), address(c)},
 		{"service.gcSeconds", old.Serve().GCEvery().String(), c.Serve().GCEvery().String()},
 	} {
-		if fixed.was != fixed.is {
-			return engine.Refused("bad_config", "cannot change %s from %q to %q while serving", fixed.name, fixed.was, fixed.is).
-				WithFix("restart the service: runs go on meanwhile")
+		if v.was != v.is {
+			return fixed(v.key, v.was, v.is)
 		}
-	}
-	if !reflect.DeepEqual(old.Sandboxes(), c.Sandboxes()) {
-		return engine.Refused("bad_config", "cannot change service.sandboxes while serving").WithFix("restart the service: sandboxes go on meanwhile")
-	}
-	if !reflect.DeepEqual(old.ControlPlane, c.ControlPlane) {
-		return engine.Refused("bad_config", "cannot change controlPlane while serving").WithFix("restart the service: runs go on meanwhile")
 	}
 	policy, err := api.NewPolicy(c)
 	if err != nil {
 		return err
 	}
-	if err := s.tls.Reload(c.Serve().TCP); err != nil {
+	certificates, err := s.tls.Change(c.Serve().TCP)
+	if err != nil {
+		return err
+	}
+	boxes, err := s.boxes.Change(s.sandboxes(c))
+	if err != nil {
+		return err
+	}
+	plane, err := s.changeLink(old, c) // the last one: it may take hold of something
+	if err != nil {
 		return err
 	}
 	s.server.SetPolicy(policy)
+	certificates()
+	boxes()
+	plane()
 	return nil
 }
 
@@ -168,6 +186,12 @@ func address(c config.Config) string {
 func (s *serving) run(listeners []net.Listener, signals <-chan os.Signal) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
+	s.ctx = ctx
+	plane, err := s.changeLink(config.Config{}, s.live.Config())
+	if err != nil {
+		return err
+	}
+	plane()
 	failed := make(chan error, len(listeners))
 	for _, l := range listeners {
 		s.log.Info("listening", "address", l.Addr().String(), "version", engine.Version)
@@ -175,15 +199,12 @@ func (s *serving) run(listeners []net.Listener, signals <-chan os.Signal) error 
 	}
 	go s.server.Collect(ctx, s.live.Config().Serve().GCEvery())
 	go s.server.Follow(ctx)
-	s.startLink(ctx)
 	go s.notify.watch(ctx, func(ctx context.Context) error { return s.answers(ctx, listeners[0].Addr()) })
 	s.notify.send("READY=1\nSTATUS=serving")
 	for {
 		select {
 		case err := <-failed:
 			return engine.Failed("no_socket", "cannot go on to accept connections: %w", err)
-		case err := <-s.linked:
-			return err // it returns before it is told to only if it could not begin
 		case sig := <-signals:
 			if sig != syscall.SIGHUP {
 				s.log.Info("stopping", "signal", sig.String())

@@ -171,6 +171,7 @@ type waiter struct {
 	id      string
 	need    Need
 	since   time.Time
+	wait    time.Duration // the longest, when it came
 	passed  int
 	granted chan error // gets one value
 	place   *list.Element
@@ -183,8 +184,7 @@ type Counters struct {
 	Expired  int64 `json:"expired"` // waited too long, or gave up
 }
 
-// New makes a gate at which nothing is held.
-func New(c Config) *Gate {
+func (c Config) completed() Config {
 	if c.Queue == 0 {
 		c.Queue = defaultQueue
 	}
@@ -194,7 +194,12 @@ func New(c Config) *Gate {
 	if c.Wait == 0 {
 		c.Wait = defaultWait
 	}
-	return &Gate{config: c, held: map[string]hold{}, tenants: map[string]*tenant{}}
+	return c
+}
+
+// New makes a gate at which nothing is held.
+func New(c Config) *Gate {
+	return &Gate{config: c.completed(), held: map[string]hold{}, tenants: map[string]*tenant{}}
 }
 
 // Hold takes what n needs under id, and waits for its turn. An id that is held
@@ -205,7 +210,7 @@ func (g *Gate) Hold(ctx context.Context, id, tenantName string, n Need) error {
 	if w == nil || err != nil {
 		return err
 	}
-	timer := time.NewTimer(g.config.Wait)
+	timer := time.NewTimer(w.wait)
 	defer timer.Stop()
 	var gaveUp error
 	select {
@@ -214,7 +219,7 @@ func (g *Gate) Hold(ctx context.Context, id, tenantName string, n Need) error {
 	case <-ctx.Done():
 		gaveUp = engine.Refused("cancelled", "cannot admit sandbox=%s: the caller gave up after %v in the queue: %w", id, time.Since(w.since).Round(time.Millisecond), ctx.Err())
 	case <-timer.C:
-		gaveUp = g.full(id, fmt.Sprintf("no room was found within %v", g.config.Wait))
+		gaveUp = g.full(id, fmt.Sprintf("no room was found within %v", w.wait))
 	}
 	if err, done := g.leave(w, tenantName); done {
 		return err // granted in the same moment
@@ -235,7 +240,7 @@ func (g *Gate) enqueue(id, tenantName string, n Need) (*waiter, error) {
 		g.stats.Refused++
 		return nil, err
 	}
-	w := &waiter{id: id, need: n, since: time.Now(), granted: make(chan error, 1)}
+	w := &waiter{id: id, need: n, since: time.Now(), wait: g.config.Wait, granted: make(chan error, 1)}
 	if t.queue.Len() == 0 {
 		// A tenant that had nothing to wait for has saved nothing up.
 		t.clock = max(t.clock, g.clock)
@@ -256,12 +261,8 @@ func (g *Gate) refuse(t *tenant, id string, n Need) error {
 	if !(n.CPUs >= 0) || n.CPUs > 1e6 || n.Memory < 0 || n.Memory > 1<<50 || n.Pids < 0 || n.Pids > 1<<40 {
 		return engine.Refused("bad_limit", "cannot admit sandbox=%s: %d bytes, %v CPUs, %d processes", id, n.Memory, n.CPUs, n.Pids)
 	}
-	if why := t.part.over(t.used.plus(t.wanted).add(n), "the tenant's"); why != "" {
-		return engine.Refused("quota", "cannot admit sandbox=%s of tenant=%s: with it, %s", id, t.name, why).
-			WithFix("tear down sandboxes of this tenant, ask for less, or have its quota raised")
-	}
-	if why := g.config.Total.over(use{}.add(n), "the host's"); why != "" {
-		return engine.Refused("quota", "cannot admit sandbox=%s: by itself, %s", id, why).WithFix("ask for less, or have the host's totals raised")
+	if err := g.neverFits(t, id, t.used.plus(t.wanted), n); err != nil {
+		return err
 	}
 	if g.waiting > 0 || g.config.Total.over(g.used.add(n), "") != "" {
 		switch {
@@ -270,6 +271,19 @@ func (g *Gate) refuse(t *tenant, id string, n Need) error {
 		case t.queue.Len() >= g.config.TenantQueue:
 			return g.full(id, fmt.Sprintf("%d of tenant=%s wait already, the most that may of one tenant", t.queue.Len(), t.name))
 		}
+	}
+	return nil
+}
+
+// neverFits says why there is no room for n however long it waits, beside what its tenant
+// has and waits for already.
+func (g *Gate) neverFits(t *tenant, id string, beside use, n Need) error {
+	if why := t.part.over(beside.add(n), "the tenant's"); why != "" {
+		return engine.Refused("quota", "cannot admit sandbox=%s of tenant=%s: with it, %s", id, t.name, why).
+			WithFix("tear down sandboxes of this tenant, ask for less, or have its quota raised")
+	}
+	if why := g.config.Total.over(use{}.add(n), "the host's"); why != "" {
+		return engine.Refused("quota", "cannot admit sandbox=%s: by itself, %s", id, why).WithFix("ask for less, or have the host's totals raised")
 	}
 	return nil
 }
@@ -475,17 +489,22 @@ func (g *Gate) Draining() bool {
 func (g *Gate) tenant(name string) *tenant {
 	t, ok := g.tenants[name]
 	if !ok {
-		part, named := g.config.Tenants[name]
-		if !named {
-			part = g.config.Default
-		}
-		if !(part.Weight > 0) {
-			part.Weight = 1
-		}
-		t = &tenant{name: name, part: part, clock: g.clock}
+		t = &tenant{name: name, part: g.config.part(name), clock: g.clock}
 		g.tenants[name] = t
 	}
 	return t
+}
+
+// part is what a tenant has by this config.
+func (c Config) part(name string) Tenant {
+	part, named := c.Tenants[name]
+	if !named {
+		part = c.Default
+	}
+	if !(part.Weight > 0) {
+		part.Weight = 1
+	}
+	return part
 }
 
 // forget drops a tenant of whom nothing is known any more, so that names do not pile
@@ -510,4 +529,8 @@ const manyTenants = 64
 func (t *tenant) idle() bool { return t.used == use{} && t.queue.Len() == 0 }
 
 // MaxWait is the longest wait.
-func (g *Gate) MaxWait() time.Duration { return g.config.Wait }
+func (g *Gate) MaxWait() time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.config.Wait
+}

@@ -34,6 +34,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -94,21 +95,35 @@ const (
 )
 
 // Sender posts. It is safe for use by many goroutines.
-type Sender struct {
+type Sender struct{ now atomic.Pointer[rules] }
+
+// rules are what a sender goes by.
+type rules struct {
 	config Config
 	guard  *egress.Guard
 	client *http.Client
 }
 
 // New makes a sender.
+func New(c Config) *Sender {
+	s := &Sender{}
+	s.now.Store(newRules(c))
+	return s
+}
+
+// Change puts another config into force, for every attempt from now on: one of a sandbox
+// that lives reaches no address that is not allowed any more.
+func (s *Sender) Change(c Config) { s.now.Swap(newRules(c)).client.CloseIdleConnections() }
+
+// newRules makes rules of a config.
 //
 // SECURITY: a callback reaches no address that its sandbox's owner should not reach through this host.
 // A URL that leads to a metadata service, to loopback or to a neighbour would hand out what answers there, or do something there, in the host's name.
 // Holds because: the guard judges the address of every connection in the socket's Control, after the name was resolved, and neither a proxy nor a redirection is followed.
 // Not covered: a public address that forwards. Checked by: TestGuardedAddresses, TestRedirectsAreNotFollowed.
-func New(c Config) *Sender {
+func newRules(c Config) *rules {
 	c = c.Completed()
-	s := &Sender{config: c, guard: &egress.Guard{Allow: c.Allow}}
+	s := &rules{config: c, guard: &egress.Guard{Allow: c.Allow}}
 	dialer := &net.Dialer{Timeout: c.Timeout, Control: func(_, address string, _ syscall.RawConn) error {
 		addr, err := netip.ParseAddrPort(address)
 		if err != nil {
@@ -134,7 +149,7 @@ func New(c Config) *Sender {
 }
 
 // Close gives idle connections up.
-func (s *Sender) Close() { s.client.CloseIdleConnections() }
+func (s *Sender) Close() { s.now.Load().client.CloseIdleConnections() }
 
 // Validate refuses a target before there is a sandbox. Names are judged when they are
 // resolved, at each attempt.
@@ -142,7 +157,8 @@ func (s *Sender) Validate(t Target) error {
 	bad := func(format string, args ...any) error {
 		return engine.Refused("bad_callback", "cannot accept callback=%q: %w", t.URL, fmt.Errorf(format, args...))
 	}
-	if s.config.Off {
+	now := s.now.Load()
+	if now.config.Off {
 		return bad("this service sends none")
 	}
 	if len(t.URL) > maxURL {
@@ -155,7 +171,7 @@ func (s *Sender) Validate(t Target) error {
 	switch {
 	case err != nil:
 		return engine.Refused("bad_callback", "cannot accept callback: it is no URL")
-	case u.Scheme != "https" && (u.Scheme != "http" || !s.config.HTTP):
+	case u.Scheme != "https" && (u.Scheme != "http" || !now.config.HTTP):
 		return bad("its scheme is %q, want https", u.Scheme)
 	case u.Hostname() == "":
 		return bad("it names no host")
@@ -165,7 +181,7 @@ func (s *Sender) Validate(t Target) error {
 		return bad("it holds a fragment")
 	}
 	if addr, err := netip.ParseAddr(u.Hostname()); err == nil {
-		if err := s.guard.Check(addr); err != nil {
+		if err := now.guard.Check(addr); err != nil {
 			return engine.Refused("bad_callback", "cannot accept callback=%q: %w", t.URL, err).
 				WithFix("name a public address, or have a private one granted: service.sandboxes.callbacks.allow in the config")
 		}
@@ -230,7 +246,7 @@ type Events interface {
 
 // giveUp drops all messages that are too old, and says so in one of its own.
 func (s *Sender) giveUp(box *outbox.Box, events Events) (bool, error) {
-	limit := time.Now().Add(-s.config.GiveUp)
+	limit := time.Now().Add(-s.now.Load().config.GiveUp)
 	count, last := box.Count(func(m outbox.Message) bool { return m.Appended.Before(limit) })
 	if count == 0 {
 		return false, nil
@@ -271,7 +287,7 @@ func (s *Sender) post(ctx context.Context, t Target, m outbox.Message) error {
 	req.Header.Set(SandboxHeader, t.Sandbox)
 	req.Header.Set(TimestampHeader, stamp)
 	req.Header.Set(SignatureHeader, Sign(t.Secret, stamp, data))
-	resp, err := s.client.Do(req)
+	resp, err := s.now.Load().client.Do(req)
 	if err != nil {
 		var u *url.Error // which would say the whole URL, and its query may be secret
 		if errors.As(err, &u) {
@@ -286,14 +302,14 @@ func (s *Sender) post(ctx context.Context, t Target, m outbox.Message) error {
 	}
 	refused := &refusedError{status: resp.StatusCode}
 	if secs, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil && secs > 0 {
-		refused.after = min(time.Duration(min(secs, 1<<20))*time.Second, s.config.Pause)
+		refused.after = min(time.Duration(min(secs, 1<<20))*time.Second, s.now.Load().config.Pause)
 	}
 	return refused
 }
 
 // backoff is a pause of random length that doubles at most with each failure.
 func (s *Sender) backoff(failures int, err error) time.Duration {
-	most := min(firstWait<<min(failures-1, 20), s.config.Pause)
+	most := min(firstWait<<min(failures-1, 20), s.now.Load().config.Pause)
 	wait := most/2 + rand.N(most/2+1)
 	var refused *refusedError
 	if errors.As(err, &refused) {

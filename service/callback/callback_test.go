@@ -313,3 +313,24 @@ func TestBackoffGrowsAndIsBounded(t *testing.T) {
 		t.Errorf("with Retry-After it waits %v", d)
 	}
 }
+
+// TestChangedRulesHoldForWhatIsSent takes an address away from a sender that has a
+// connection to it already.
+func TestChangedRulesHoldForWhatIsSent(t *testing.T) {
+	r := receive(t, func(int) int { return 200 })
+	s := local(Config{})
+	defer s.Close()
+	deliver(t, s, r.URL, box(t, now(), now()))
+	s.Change(Config{HTTP: true})
+	if err := s.post(t.Context(), Target{"sandbox", r.URL, secret}, outbox.Message{Sequence: 3, Body: []byte("{}")}); err == nil {
+		t.Error("an address that is not allowed any more was posted to")
+	}
+	if err := s.Validate(Target{"sandbox", r.URL, secret}); err == nil {
+		t.Error("an address that is not allowed any more is accepted")
+	}
+	s.Change(Config{HTTP: true, Allow: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}})
+	deliver(t, s, r.URL, box(t, now()))
+	if got := len(r.all()); got != 3 {
+		t.Errorf("%d events came, want 3", got)
+	}
+}

@@ -23,16 +23,18 @@ import (
 	"time"
 
 	"github.com/direct-oci/engine/capability"
+	"github.com/direct-oci/engine/cmd/engine-runner/link"
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/service"
 )
 
-// Options are what a server is made of. All but Timeouts is required.
+// Options are what a server is made of. All but Link and Timeouts is required.
 type Options struct {
 	Host      engine.Host
 	Runner    func() *capability.Runner                               // of the config in force
 	Keep      func(ctx context.Context, reply capability.Reply) error // keeps a receipt
 	Sandboxes *service.Manager                                        // the server does not close it
+	Link      func() link.Figures                                     // as they are now; nil: there never is one
 	Policy    *Policy                                                 // who may do what, to begin with
 	Log       *slog.Logger
 	Timeouts  Timeouts
@@ -68,6 +70,7 @@ type Server struct {
 	metrics     *metrics
 	follower    *follower
 	sandboxes   *service.Manager
+	link        func() link.Figures
 	connections connections
 	bulk        bulk
 	handler     http.Handler
@@ -83,8 +86,8 @@ type Server struct {
 func New(o Options) *Server {
 	s := &Server{
 		host: o.Host, runner: o.Runner, keep: o.Keep, log: o.Log, timeouts: o.Timeouts.filled(),
-		sandboxes: o.Sandboxes,
-		metrics:   newMetrics(o.Log), drain: drain{path: drainPath(o.Host)},
+		sandboxes: o.Sandboxes, link: o.Link,
+		metrics: newMetrics(o.Log), drain: drain{path: drainPath(o.Host)},
 	}
 	s.connections = connections{by: map[string]int{}, of: map[net.Conn][]string{}}
 	s.bulk = bulk{all: make(chan struct{}, maxBulk), own: map[string]chan struct{}{}}

@@ -162,11 +162,11 @@ func check(name, found string, err error) wire.Check {
 
 // health looks whether a run could start now.
 func (s *Server) health(ctx context.Context) []wire.Check {
-	return []wire.Check{
+	return append([]wire.Check{
 		check("start", "a run could start: programs, directories, cgroups, room", s.host.Ready(ctx)),
 		check("gc", "dead runs are collected", s.gc.stuck()),
 		check("admission", "there is an answer to who asks for room", s.admits()),
-	}
+	}, s.linkChecks()...)
 }
 
 // admitBound is for the admission to say what is held, which takes it no time.
@@ -211,7 +211,11 @@ func (s *Server) readyz(x *exchange) error {
 func (x *exchange) answerHealth(checks []wire.Check) error {
 	h, status := wire.Health{OK: true, Checks: checks}, http.StatusOK
 	for _, c := range checks {
-		if !c.OK {
+		switch {
+		case c.OK:
+		case c.Minor:
+			h.Degraded = true
+		default:
 			h.OK, status = false, http.StatusServiceUnavailable
 			x.w.kind = c.Kind
 		}

@@ -27,32 +27,37 @@ func NewTLS(t *config.TCP) (*TLS, error) {
 		return nil, nil
 	}
 	l := &TLS{}
-	return l, l.Reload(t)
+	apply, err := l.Change(t)
+	if err != nil {
+		return nil, err
+	}
+	apply()
+	return l, nil
 }
 
-// Reload reads the files again, for connections that are made from now on.
-func (l *TLS) Reload(t *config.TCP) error {
+// Change reads the files again, and returns what puts them into force, for connections
+// that are made from then on.
+func (l *TLS) Change(t *config.TCP) (apply func(), err error) {
 	if l == nil || t == nil {
-		return nil
+		return func() {}, nil
 	}
 	pair, err := tls.LoadX509KeyPair(t.Certificate, t.Key)
 	if err != nil {
-		return engine.Refused("bad_config", "cannot use service.tcp.certificate=%s: %w", t.Certificate, err)
+		return nil, engine.Refused("bad_config", "cannot use service.tcp.certificate=%s: %w", t.Certificate, err)
 	}
 	c := &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
 	if t.ClientCA != "" {
 		text, err := os.ReadFile(t.ClientCA)
 		if err != nil {
-			return engine.Refused("bad_config", "cannot read service.tcp.clientCA: %w", err)
+			return nil, engine.Refused("bad_config", "cannot read service.tcp.clientCA: %w", err)
 		}
 		c.ClientCAs = x509.NewCertPool()
 		if !c.ClientCAs.AppendCertsFromPEM(text) {
-			return engine.Refused("bad_config", "cannot use service.tcp.clientCA=%s: it holds no certificate", t.ClientCA)
+			return nil, engine.Refused("bad_config", "cannot use service.tcp.clientCA=%s: it holds no certificate", t.ClientCA)
 		}
 		c.ClientAuth = tls.VerifyClientCertIfGiven // a token may stand in its place
 	}
-	l.now.Store(c)
-	return nil
+	return func() { l.now.Store(c) }, nil
 }
 
 func (l *TLS) wrap(inner net.Listener) net.Listener {

@@ -74,6 +74,7 @@ func (m *metrics) gauges(s *Server) {
 		m.registry.MustRegister(room{s.sandboxes})
 	}
 	m.registry.MustRegister(
+		linkMetrics{s},
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "engine_runs_live", Help: "Runs known not to have ended."},
 			func() float64 { return float64(s.follower.live()) }),
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "engine_draining", Help: "1: nothing new may start."}, func() float64 {

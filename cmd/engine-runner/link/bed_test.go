@@ -143,7 +143,8 @@ func newRunner(dir string) *capability.Runner {
 func options(dir, url string) Options {
 	runner := newRunner(dir)
 	return Options{
-		URL: url, Identity: identity, Dir: filepath.Join(dir, "link"), Secret: func(context.Context) ([]byte, error) { return []byte(secret), nil },
+		Settings: Settings{URL: url, Secret: func(context.Context) ([]byte, error) { return []byte(secret), nil }},
+		Identity: identity, Dir: filepath.Join(dir, "link"),
 		Runner: func() *capability.Runner { return runner }, Keep: func(capability.Reply) error { return nil },
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), times: quick,
 	}
@@ -223,27 +224,29 @@ func newHand(t *testing.T) *hand {
 // start runs a link to this plane until the test ends.
 func (h *hand) start(o Options) (stop func()) {
 	h.t.Helper()
+	_, stop = startLink(h.t, o)
+	return stop
+}
+
+func startLink(t *testing.T, o Options) (l *Link, stop func()) {
+	t.Helper()
+	l, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- Run(ctx, o) }()
-	stopped := false
+	ended := make(chan struct{})
+	go func() { l.Run(ctx); close(ended) }()
 	stop = func() {
-		if stopped {
-			return
-		}
-		stopped = true
 		cancel()
 		select {
-		case err := <-ended:
-			if err != nil {
-				h.t.Errorf("Run = %v", err)
-			}
+		case <-ended:
 		case <-time.After(patience):
-			h.t.Error("Run does not return")
+			t.Error("Run does not return")
 		}
 	}
-	h.t.Cleanup(stop)
-	return stop
+	t.Cleanup(stop)
+	return l, stop
 }
 
 func (h *hand) context() context.Context {

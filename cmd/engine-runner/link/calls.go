@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/direct-oci/engine/capability"
@@ -13,9 +14,11 @@ import (
 	"github.com/direct-oci/engine/engine"
 )
 
-// link is what outlives a connection: the invocations.
-type link struct {
+// Link is what outlives a connection: the invocations. Open makes one.
+type Link struct {
 	Options
+	now     atomic.Pointer[inForce]
+	counts  counts
 	box     *outbox
 	lines   *budget
 	reviews chan struct{} // slots
@@ -54,12 +57,12 @@ func callID(identity, id string) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-func (l *link) newCall(e entry, ask wire.Call) *call {
+func (l *Link) newCall(e entry, ask wire.Call) *call {
 	return &call{entry: e, ask: ask, id: callID(l.Identity, e.Request.ID), lines: &lines{budget: l.lines}}
 }
 
 // load takes over an invocation of an earlier process.
-func (l *link) load(e entry) {
+func (l *Link) load(e entry) {
 	ask, err := wire.DecodeCall(e.Request.Body)
 	if err != nil { // of another version; without a project it is answered with an error
 		l.Log.Error("cannot read an invocation in the outbox", "id", e.Request.ID, "cause", err.Error())
@@ -69,10 +72,12 @@ func (l *link) load(e entry) {
 	l.bytes += e.size
 }
 
-func (l *link) staleAt(r wire.Request) time.Time { return time.UnixMilli(r.Time).Add(2 * l.Skew) }
+func (l *Link) staleAt(r wire.Request) time.Time {
+	return time.UnixMilli(r.Time).Add(2 * l.now.Load().Skew)
+}
 
 // resume answers invocations that were begun by a process which has died.
-func (l *link) resume() {
+func (l *Link) resume() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, c := range l.calls {
@@ -86,7 +91,7 @@ func (l *link) resume() {
 }
 
 // start begins an invocation that is on disk, or follows what an earlier process began.
-func (l *link) start(c *call, resumed bool) {
+func (l *Link) start(c *call, resumed bool) {
 	// It goes on when the link is down, and when the service is being stopped.
 	ctx, cancel := context.WithCancel(context.Background())
 	c.cancel = cancel
@@ -96,10 +101,10 @@ func (l *link) start(c *call, resumed bool) {
 	})
 }
 
-func (l *link) do(ctx context.Context, c *call, resumed bool) {
+func (l *Link) do(ctx context.Context, c *call, resumed bool) {
 	ask := capability.Call{
 		ID: c.id, Project: c.ask.Project, Capability: c.ask.Capability, Environment: c.ask.Environment, Args: c.ask.Args,
-		Approval: c.ask.Approval, Caller: "control plane " + l.URL + ", invocation " + c.Request.ID + ", for " + c.ask.Caller,
+		Approval: c.ask.Approval, Caller: "control plane " + l.now.Load().URL + ", invocation " + c.Request.ID + ", for " + c.ask.Caller,
 		Log: func(line string) {
 			c.lines.add(line)
 			l.poke()
@@ -159,7 +164,7 @@ func clip(e *engine.Error) *engine.Error {
 
 // finish puts a result into the outbox. A full disk is waited for: the result is not to
 // be had a second time.
-func (l *link) finish(c *call, body []byte) {
+func (l *Link) finish(c *call, body []byte) {
 	wait := backoff{least: 100 * time.Millisecond, most: 30 * time.Second}
 	for {
 		err := l.box.finish(c.Request.ID, body)
@@ -170,7 +175,7 @@ func (l *link) finish(c *call, body []byte) {
 		time.Sleep(wait.next())
 	}
 	l.mu.Lock()
-	c.cancel, c.sum = nil, sum(body)
+	c.cancel, c.sum, c.answered = nil, sum(body), time.Now()
 	c.size += int64(len(body))
 	l.bytes += int64(len(body)) - reserve
 	l.running--
@@ -179,7 +184,7 @@ func (l *link) finish(c *call, body []byte) {
 }
 
 // poke has the session look for something to send.
-func (l *link) poke() {
+func (l *Link) poke() {
 	l.mu.Lock()
 	s := l.session
 	l.mu.Unlock()
@@ -189,7 +194,7 @@ func (l *link) poke() {
 }
 
 // changed tells all who wait for invocations to end.
-func (l *link) changed() {
+func (l *Link) changed() {
 	l.poke()
 	select {
 	case l.idle <- struct{}{}:
@@ -197,7 +202,7 @@ func (l *link) changed() {
 	}
 }
 
-func (l *link) startStopping() {
+func (l *Link) startStopping() {
 	l.mu.Lock()
 	l.stopping = true
 	l.mu.Unlock()
@@ -205,29 +210,29 @@ func (l *link) startStopping() {
 }
 
 // underWay counts invocations that run, and results that are not acknowledged.
-func (l *link) underWay() (running, waiting int) {
+func (l *Link) underWay() (running, waiting int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.running, len(l.calls) - l.running
 }
 
 // drains reports whether nothing new is taken.
-func (l *link) drains() bool {
+func (l *Link) drains() bool {
 	l.mu.Lock()
 	stopping := l.stopping
 	l.mu.Unlock()
 	return stopping || l.Draining != nil && l.Draining()
 }
 
-func (l *link) room() wire.Room {
-	draining := l.drains()
+func (l *Link) room() wire.Room {
+	draining, now := l.drains(), l.now.Load()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return wire.Room{Max: l.MaxRuns, Running: l.running, Draining: draining, OutboxBytes: max(l.bytes, 0), OutboxMax: l.MaxOutbox}
+	return wire.Room{Max: now.MaxRuns, Running: l.running, Draining: draining, OutboxBytes: max(l.bytes, 0), OutboxMax: now.MaxOutbox}
 }
 
 // release lets go of the outbox once nothing writes into it any more.
-func (l *link) release() {
+func (l *Link) release() {
 	if running, _ := l.underWay(); running > 0 {
 		go func() {
 			l.work.Wait()

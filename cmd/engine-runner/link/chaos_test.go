@@ -38,10 +38,12 @@ func TestMain(m *testing.M) {
 	o.times.dial = 500 * time.Millisecond
 	o.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
 	o.Secret = func(context.Context) ([]byte, error) { return os.ReadFile(filepath.Join(dir, "secret")) }
-	if err := Run(context.Background(), o); err != nil {
+	l, err := Open(o)
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
+	l.Run(context.Background())
 }
 
 // plane is a control plane and its directory.
@@ -347,26 +349,10 @@ func TestCertificates(t *testing.T) {
 		o.Identity, o.CAFile = "tls-"+wire.NewNonce(4), filepath.Join(p.dir, devplane.CAFile)
 		o.Secret = func(context.Context) ([]byte, error) { return os.ReadFile(filepath.Join(dir, "secret")) }
 		edit(&o)
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		ended := make(chan error, 1)
-		go func() { ended <- Run(ctx, o) }()
-		here := false
-		for ctx.Err() == nil && !here {
-			list, err := p.client.Runners(context.Background())
-			if err != nil {
-				t.Fatal(err)
-			}
-			for _, r := range list {
-				here = here || r.Identity == o.Identity && r.Connected
-			}
-			time.Sleep(5 * time.Millisecond)
-		}
-		cancel()
-		if err := <-ended; err != nil {
-			t.Errorf("Run = %v", err)
-		}
-		return here
+		l, stop := startLink(t, o)
+		defer stop()
+		f := l.until(t, func(f Figures) bool { return f.Up || f.Failures[untrusted]+f.Failures[unreachable] > 0 })
+		return f.Up
 	}
 	for name, c := range map[string]struct {
 		edit func(*Options)
@@ -383,7 +369,7 @@ func TestCertificates(t *testing.T) {
 	}
 	o := options(t.TempDir(), "wss://127.0.0.1:1/link")
 	o.CAFile = filepath.Join(t.TempDir(), "none")
-	if err := Run(context.Background(), o); err == nil || !strings.Contains(err.Error(), "caFile") {
+	if _, err := Open(o); err == nil || !strings.Contains(err.Error(), "caFile") {
 		t.Errorf("without the file: %v", err)
 	}
 }

@@ -26,21 +26,21 @@ type dialer struct {
 	client *http.Client
 }
 
-func newDialer(o Options) (*dialer, error) {
-	roots, err := readRoots(o.CAFile)
+func newDialer(s Settings, t times) (*dialer, error) {
+	roots, err := readRoots(s.CAFile)
 	if err != nil {
-		return nil, engine.Refused("bad_config", "cannot use controlPlane.caFile=%s: %w", o.CAFile, err)
+		return nil, engine.Refused("bad_config", "cannot use controlPlane.caFile=%s: %w", s.CAFile, err)
 	}
 	transport := &http.Transport{
 		Proxy:                  http.ProxyFromEnvironment,
-		DialContext:            (&net.Dialer{Timeout: o.times.dial, KeepAlive: 30 * time.Second}).DialContext,
+		DialContext:            (&net.Dialer{Timeout: t.dial, KeepAlive: 30 * time.Second}).DialContext,
 		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
-		TLSHandshakeTimeout:    o.times.dial,
-		ResponseHeaderTimeout:  o.times.dial,
+		TLSHandshakeTimeout:    t.dial,
+		ResponseHeaderTimeout:  t.dial,
 		MaxResponseHeaderBytes: 64 << 10,
 		DisableKeepAlives:      true,
 	}
-	return &dialer{o.URL, o.times.dial, &http.Client{
+	return &dialer{s.URL, t.dial, &http.Client{
 		Transport: transport,
 		// Where the runner reports is in its config, and nowhere else.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -79,13 +79,17 @@ func (d *dialer) dial(ctx context.Context) (*websocket.Conn, error) {
 	})
 	if err != nil {
 		if response != nil && response.StatusCode != http.StatusSwitchingProtocols {
-			return nil, fmt.Errorf("it answers with HTTP status %d", response.StatusCode)
+			return nil, because(notAPlane, fmt.Errorf("it answers with HTTP status %d", response.StatusCode))
 		}
-		return nil, err
+		var verify *tls.CertificateVerificationError
+		if errors.As(err, &verify) {
+			return nil, because(untrusted, err)
+		}
+		return nil, because(unreachable, err)
 	}
 	if conn.Subprotocol() != wire.Subprotocol {
 		conn.CloseNow()
-		return nil, errors.New("it does not speak " + wire.Subprotocol)
+		return nil, because(notAPlane, errors.New("it does not speak "+wire.Subprotocol))
 	}
 	return conn, nil
 }

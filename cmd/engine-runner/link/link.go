@@ -24,21 +24,15 @@ import (
 
 // Options is what a link needs to know. What is zero has a default, unless it says so.
 type Options struct {
-	URL      string // required: wss://…, or ws://… to this very host
+	Settings
 	Identity string // required: the runner's name, wire.ValidName
-	CAFile   string // certificates, in PEM, that may have signed the plane's; "": the system's
 
-	// Secret reads the signing secret, anew for each connection. Required.
-	Secret func(ctx context.Context) ([]byte, error)
 	// Runner is what dispatches calls, as it is now. Required.
 	Runner func() *capability.Runner
 	// Keep keeps the receipt of a reply. Required.
 	Keep func(reply capability.Reply) error
 
-	Dir       string        // required: of the outbox
-	MaxRuns   int           // invocations at once; 8
-	MaxOutbox int64         // bytes on disk of what is not acknowledged; 1 GiB
-	Skew      time.Duration // how far the two clocks may be apart; 5 minutes
+	Dir string // required: of the outbox
 
 	// Draining tells whether nothing new is to be taken, as it is now; nil: never.
 	Draining func() bool
@@ -67,51 +61,19 @@ var usual = times{
 	least: 500 * time.Millisecond, most: time.Minute, stable: 30 * time.Second, refresh: time.Minute, drainAcks: 10 * time.Second,
 }
 
-func (o Options) withDefaults() Options {
-	if o.MaxRuns == 0 {
-		o.MaxRuns = 8
-	}
-	if o.MaxOutbox == 0 {
-		o.MaxOutbox = 1 << 30
-	}
-	if o.Skew == 0 {
-		o.Skew = 5 * time.Minute
-	}
+// Open takes hold of the outbox, and returns a link to Run. Its errors are *engine.Error;
+// whatever fails later is tried again.
+func Open(o Options) (*Link, error) {
 	if o.times == (times{}) {
 		o.times = usual
 	}
-	return o
-}
-
-// Run keeps the link up until ctx ends, or Stop is closed and nothing is under way any
-// more. It returns an *engine.Error where it cannot begin, and nil otherwise: everything
-// later is tried again.
-//
-// When ctx ends, invocations that are under way go on, as long as this process does; the
-// next Run answers them.
-func Run(ctx context.Context, o Options) error {
-	o = o.withDefaults()
-	if err := wire.CheckURL(o.URL); err != nil {
-		return engine.Refused("bad_config", "cannot use controlPlane.url=%q: it %w", o.URL, err)
-	}
 	if !wire.ValidName(o.Identity) {
-		return engine.Refused("bad_config", "cannot use controlPlane.identity=%q: want letters, digits and . _ : @ -", o.Identity)
+		return nil, engine.Refused("bad_config", "cannot use controlPlane.identity=%q: want letters, digits and . _ : @ -", o.Identity)
 	}
-	d, err := newDialer(o)
+	now, err := newInForce(o.Settings, o.times)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	l, err := open(o)
-	if err != nil {
-		return err
-	}
-	defer l.release()
-	l.resume()
-	return l.keepUp(ctx, d)
-}
-
-// open takes hold of the outbox.
-func open(o Options) (*link, error) {
 	box, entries, err := openOutbox(o.Dir, time.Now())
 	if err != nil {
 		e := engine.Failed("no_outbox", "cannot use outbox=%s: %w", o.Dir, err)
@@ -120,52 +82,87 @@ func open(o Options) (*link, error) {
 		}
 		return nil, e.WithFix("have it looked at; what is moved away from " + filepath.Join(o.Dir, "calls") + " is never answered")
 	}
-	l := &link{
+	l := &Link{
 		Options: o, box: box, calls: map[string]*call{}, recent: map[string]time.Time{},
-		lines: &budget{left: maxAllLines}, reviews: make(chan struct{}, maxReviews), idle: make(chan struct{}, 1), audited: map[string]*auditRate{},
+		counts: newCounts(), lines: &budget{left: maxAllLines}, reviews: make(chan struct{}, maxReviews), idle: make(chan struct{}, 1), audited: map[string]*auditRate{},
 	}
+	l.now.Store(now)
 	for _, e := range entries {
 		l.load(e)
 	}
 	return l, nil
 }
 
-// keepUp dials again and again.
-func (l *link) keepUp(ctx context.Context, d *dialer) error {
+// Run keeps the link up until ctx ends, or Stop is closed and nothing is under way any
+// more. Then it gives the outbox up.
+//
+// When ctx ends, invocations that are under way go on, as long as this process does; the
+// next process answers them.
+func (l *Link) Run(ctx context.Context) {
+	defer l.release()
+	l.resume()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	go l.drain(ctx, stop)
 	wait := backoff{least: l.times.least, most: l.times.most}
-	for {
-		began := time.Now()
-		err := l.once(ctx, d)
+	for ctx.Err() == nil {
+		now, began := l.now.Load(), time.Now()
+		if now.dialer == nil {
+			running, waiting := l.underWay()
+			l.Log.Info("there is no control plane", "running", running, "unacknowledged", waiting)
+			select {
+			case <-now.over:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		err := l.once(ctx, now)
 		if ctx.Err() != nil {
-			return nil
+			return
+		}
+		if now.isOver() {
+			l.Log.Info("the link ended: its settings have changed", "url", now.URL)
+			l.counts.wentDown("its settings have changed")
+			wait.reset()
+			continue
 		}
 		if time.Since(began) >= l.times.stable {
 			wait.reset()
 		}
 		pause := wait.next()
-		l.Log.Warn("the link is down", "url", l.URL, "cause", err.Error(), "again in", pause.Round(time.Millisecond).String())
+		l.counts.failed(err)
+		l.Log.Warn("the link is down", "url", now.URL, "cause", err.Error(), "again in", pause.Round(time.Millisecond).String())
 		select {
 		case <-time.After(pause):
+		case <-now.over:
+			wait.reset()
 		case <-ctx.Done():
-			return nil
 		}
 	}
 }
 
+var errChanged = errors.New("the runner's config has changed")
+
 // once is one connection, from dialling to its end.
-func (l *link) once(ctx context.Context, d *dialer) error {
-	secret, err := l.Secret(ctx)
+func (l *Link) once(ctx context.Context, now *inForce) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() {
+		select {
+		case <-now.over:
+			cancel(errChanged)
+		case <-ctx.Done():
+		}
+	}()
+	secret, err := now.Secret(ctx)
 	if err != nil {
-		return fmt.Errorf("cannot get the signing secret: %w", err)
+		return because(noSecret, fmt.Errorf("cannot get the signing secret: %w", err))
 	}
 	defer clear(secret)
 	if len(secret) < wire.MinSecret {
-		return fmt.Errorf("the signing secret has %d bytes: want %d at least", len(secret), wire.MinSecret)
+		return because(noSecret, fmt.Errorf("the signing secret has %d bytes: want %d at least", len(secret), wire.MinSecret))
 	}
-	conn, err := d.dial(ctx)
+	conn, err := now.dialer.dial(ctx)
 	if err != nil {
 		return err
 	}
@@ -175,7 +172,7 @@ func (l *link) once(ctx context.Context, d *dialer) error {
 }
 
 // drain waits for Stop, then for what is under way to be answered, and calls stop.
-func (l *link) drain(ctx context.Context, stop func()) {
+func (l *Link) drain(ctx context.Context, stop func()) {
 	if l.Stop == nil {
 		return
 	}
@@ -189,7 +186,7 @@ func (l *link) drain(ctx context.Context, stop func()) {
 	var bound <-chan time.Time // nil: as long as something runs
 	for {
 		running, waiting := l.underWay()
-		if running == 0 && waiting == 0 {
+		if running == 0 && (waiting == 0 || l.now.Load().dialer == nil) {
 			break
 		}
 		if running == 0 && bound == nil {

@@ -32,13 +32,13 @@ func TestURLs(t *testing.T) {
 	}
 	o := options(t.TempDir(), "ws://plane.example")
 	var e *engine.Error
-	if err := Run(context.Background(), o); !errors.As(err, &e) || e.Kind != "bad_config" {
-		t.Errorf("Run = %v", err)
+	if _, err := Open(o); !errors.As(err, &e) || e.Kind != "bad_config" {
+		t.Errorf("Open = %v", err)
 	}
 	o = options(t.TempDir(), "ws://127.0.0.1:1")
 	o.Identity = "a\nb"
-	if err := Run(context.Background(), o); !errors.As(err, &e) || e.Kind != "bad_config" {
-		t.Errorf("Run = %v", err)
+	if _, err := Open(o); !errors.As(err, &e) || e.Kind != "bad_config" {
+		t.Errorf("Open = %v", err)
 	}
 }
 
@@ -436,8 +436,12 @@ func TestDrain(t *testing.T) {
 	o := options(dir, h.url)
 	drain := make(chan struct{})
 	o.Stop = drain
-	ended := make(chan error, 1)
-	go func() { ended <- Run(context.Background(), o) }()
+	l, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() { l.Run(context.Background()); close(ended) }()
 	h.greet()
 	h.send(h.invoke("one", "gone", job{Ms: 300}))
 	expect[*wire.State](h)
@@ -454,10 +458,7 @@ func TestDrain(t *testing.T) {
 		t.Errorf("the connection ended with %v", err)
 	}
 	select {
-	case err := <-ended:
-		if err != nil {
-			t.Errorf("Run = %v", err)
-		}
+	case <-ended:
 	case <-time.After(patience):
 		t.Fatal("Run does not return")
 	}
@@ -470,8 +471,8 @@ func TestTwoRunners(t *testing.T) {
 	h.start(o)
 	h.greet()
 	var e *engine.Error
-	if err := Run(context.Background(), o); !errors.As(err, &e) || e.Kind != "no_outbox" || !strings.Contains(e.Message, "another runner") {
-		t.Errorf("Run = %v", err)
+	if _, err := Open(o); !errors.As(err, &e) || e.Kind != "no_outbox" || !strings.Contains(e.Message, "another runner") {
+		t.Errorf("Open = %v", err)
 	}
 }
 

@@ -90,8 +90,9 @@ var errLocked = errors.New("another runner is using it")
 // entry is one invocation as it lies in the outbox.
 type entry struct {
 	intent
-	sum  string // SHA-256 of the result, in hexadecimal; "": there is none
-	size int64  // of both files
+	sum      string    // SHA-256 of the result, in hexadecimal; "": there is none
+	answered time.Time // when the result was made
+	size     int64     // of both files
 }
 
 func (o *outbox) load() ([]entry, error) {
@@ -134,9 +135,16 @@ func (o *outbox) read(name string) (entry, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return e, nil
 	}
-	e.sum = sum(result)
+	if err != nil {
+		return e, err
+	}
+	info, err := os.Stat(o.path(name, resultSuffix))
+	if err != nil {
+		return e, err
+	}
+	e.sum, e.answered = sum(result), info.ModTime()
 	e.size += int64(len(result))
-	return e, err
+	return e, nil
 }
 
 func sum(b []byte) string {

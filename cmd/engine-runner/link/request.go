@@ -27,14 +27,14 @@ var errForged = errors.New("it sent what is not signed with the secret")
 // Ids and nonces of what was accepted are on disk, longer than a request may be old.
 // Not covered: 30 days later an id may be used again, with a new signature.
 // Checked by: TestHostileFrames, TestReplayAfterRestart.
-func (l *link) request(ctx context.Context, s *session, r *wire.Request) error {
+func (l *Link) request(ctx context.Context, s *session, r *wire.Request) error {
 	if !s.key.Signed(*r) {
 		e := engine.Refused("bad_mac", "cannot accept %s=%s: its signature is not of the shared secret, or it was changed", r.Type, r.ID).
 			WithFix("compare the signing secret of both ends")
 		return errors.Join(errForged, l.refuse(ctx, s, r, e, true))
 	}
 	now := time.Now()
-	if off := now.Sub(time.UnixMilli(r.Time)); off.Abs() > l.Skew {
+	if off := now.Sub(time.UnixMilli(r.Time)); off.Abs() > l.now.Load().Skew {
 		e := engine.Refused("stale", "cannot accept %s=%s: it was signed %v from now, by this host's clock", r.Type, r.ID, -off.Round(time.Second)).
 			WithFix("set the clocks of both hosts, and sign it anew")
 		return l.refuse(ctx, s, r, e, true)
@@ -50,7 +50,7 @@ func (l *link) request(ctx context.Context, s *session, r *wire.Request) error {
 }
 
 // known says why a request cannot be accepted whose id or nonce was seen before.
-func (l *link) known(r *wire.Request) *engine.Error {
+func (l *Link) known(r *wire.Request) *engine.Error {
 	_, recent := l.recent[r.Nonce]
 	switch {
 	case recent, l.box.seen.nonces[r.Nonce]:
@@ -63,7 +63,7 @@ func (l *link) known(r *wire.Request) *engine.Error {
 }
 
 // remember keeps a nonce until its request is stale.
-func (l *link) remember(r *wire.Request, now time.Time) {
+func (l *Link) remember(r *wire.Request, now time.Time) {
 	if len(l.recent) >= maxRecent {
 		for nonce, end := range l.recent {
 			if now.After(end) {
@@ -77,12 +77,13 @@ func (l *link) remember(r *wire.Request, now time.Time) {
 // maxRecent is how many nonces are kept before old ones are looked for.
 const maxRecent = 10_000
 
-func (l *link) invoke(ctx context.Context, s *session, r *wire.Request, now time.Time) error {
+func (l *Link) invoke(ctx context.Context, s *session, r *wire.Request, now time.Time) error {
 	l.mu.Lock()
 	c := l.calls[r.ID]
 	l.mu.Unlock()
 	if c != nil && bytes.Equal(c.Request.Body, r.Body) {
-		return l.tell(ctx, s, c) // a duplicate, or the plane lost sight of it
+		l.counts.judged(r.Type, duplicate, "") // or the plane lost sight of it
+		return l.tell(ctx, s, c)
 	}
 	if c != nil {
 		e := engine.Refused("exists", "cannot accept invoke=%s: an invocation with another body has this id", r.ID).WithFix("use another id")
@@ -114,21 +115,22 @@ func (l *link) invoke(ctx context.Context, s *session, r *wire.Request, now time
 	l.remember(r, now)
 	l.start(c, false)
 	l.mu.Unlock()
+	l.counts.judged(r.Type, accepted, "")
 	return l.tell(ctx, s, c)
 }
 
 // admit takes a place for an invocation, and room for it and its result.
-func (l *link) admit(r *wire.Request, size int64) *engine.Error {
-	draining := l.drains()
+func (l *Link) admit(r *wire.Request, size int64) *engine.Error {
+	draining, now := l.drains(), l.now.Load()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
 	case draining:
 		return engine.Failed("draining", "cannot accept invoke=%s: the runner takes nothing new", r.ID).WithFix("ask again later, or another runner")
-	case l.running >= l.MaxRuns:
+	case l.running >= now.MaxRuns:
 		return engine.Failed("at_capacity", "cannot accept invoke=%s: %d invocations are under way, and no more may be", r.ID, l.running).
 			WithFix("ask again when it has room, which it tells")
-	case l.bytes+size+reserve > l.MaxOutbox, len(l.calls) >= maxCalls:
+	case l.bytes+size+reserve > now.MaxOutbox, len(l.calls) >= maxCalls:
 		return engine.Failed("outbox_full", "cannot accept invoke=%s: %d results that nobody has acknowledged take %d bytes", r.ID, len(l.calls)-l.running, l.bytes).
 			WithFix("acknowledge results")
 	}
@@ -141,7 +143,7 @@ func (l *link) admit(r *wire.Request, size int64) *engine.Error {
 const maxCalls = 10_000
 
 // leave gives back what admit took.
-func (l *link) leave(size int64) {
+func (l *Link) leave(size int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.running--
@@ -149,7 +151,7 @@ func (l *link) leave(size int64) {
 }
 
 // tell says how far an invocation is, and has its result sent again.
-func (l *link) tell(ctx context.Context, s *session, c *call) error {
+func (l *Link) tell(ctx context.Context, s *session, c *call) error {
 	l.mu.Lock()
 	state := wire.Running
 	if c.sum != "" {
@@ -160,7 +162,7 @@ func (l *link) tell(ctx context.Context, s *session, c *call) error {
 	return s.send(ctx, wire.State{Type: wire.TypeState, ID: c.Request.ID, State: state})
 }
 
-func (l *link) cancel(ctx context.Context, s *session, r *wire.Request, now time.Time) error {
+func (l *Link) cancel(ctx context.Context, s *session, r *wire.Request, now time.Time) error {
 	if e := l.known(r); e != nil {
 		return l.refuse(ctx, s, r, e, true)
 	}
@@ -174,13 +176,14 @@ func (l *link) cancel(ctx context.Context, s *session, r *wire.Request, now time
 	if c == nil {
 		return l.refuse(ctx, s, r, engine.Refused("not_found", "cannot cancel invocation=%s: there is none", r.ID), false)
 	}
+	l.counts.judged(r.Type, accepted, "")
 	return l.tell(ctx, s, c)
 }
 
 // maxReviews are prepared at once: each reads all files of an action.
 const maxReviews = 2
 
-func (l *link) review(ctx context.Context, s *session, r *wire.Request, now time.Time) error {
+func (l *Link) review(ctx context.Context, s *session, r *wire.Request, now time.Time) error {
 	if e := l.known(r); e != nil {
 		return l.refuse(ctx, s, r, e, true)
 	}
@@ -203,12 +206,13 @@ func (l *link) review(ctx context.Context, s *session, r *wire.Request, now time
 			l.refuse(ctx, s, r, engine.AsError(err), false) // the connection's end is somebody else's matter
 			return
 		}
+		l.counts.judged(r.Type, accepted, "")
 		s.send(ctx, s.key.Seal(wire.TypeReviewed, r.ID, body))
 	})
 	return nil
 }
 
-func (l *link) makeReview(ctx context.Context, ask wire.Call) ([]byte, error) {
+func (l *Link) makeReview(ctx context.Context, ask wire.Call) ([]byte, error) {
 	runner := l.Runner()
 	p, info, err := runner.Prepare(ctx, capability.Call{
 		Project: ask.Project, Capability: ask.Capability, Environment: ask.Environment, Args: ask.Args, Log: func(string) {},
@@ -243,7 +247,7 @@ func (l *link) makeReview(ctx context.Context, ask wire.Call) ([]byte, error) {
 }
 
 // acknowledge forgets an invocation whose result the plane has kept.
-func (l *link) acknowledge(s *session, a *wire.Ack) error {
+func (l *Link) acknowledge(s *session, a *wire.Ack) error {
 	l.mu.Lock()
 	c := l.calls[a.ID]
 	result := ""
@@ -272,7 +276,8 @@ func (l *link) acknowledge(s *session, a *wire.Ack) error {
 
 // refuse tells the plane that a request has had no effect, and the audit log if that may
 // be somebody else's doing.
-func (l *link) refuse(ctx context.Context, s *session, r *wire.Request, e *engine.Error, suspicious bool) error {
+func (l *Link) refuse(ctx context.Context, s *session, r *wire.Request, e *engine.Error, suspicious bool) error {
+	l.counts.judged(r.Type, "refused", e.Kind)
 	if suspicious {
 		l.note(r, e)
 	}
@@ -289,7 +294,7 @@ type auditRate struct {
 const auditPerSecond = 5
 
 // note writes a line of the audit log, or counts it for the next one.
-func (l *link) note(r *wire.Request, e *engine.Error) {
+func (l *Link) note(r *wire.Request, e *engine.Error) {
 	l.mu.Lock()
 	a := l.audited[e.Kind]
 	if a == nil {

@@ -20,7 +20,7 @@ import (
 
 // session is one connection. It holds nothing that the next one needs.
 type session struct {
-	link *link
+	link *Link
 	conn *websocket.Conn
 	key  wire.Key
 
@@ -32,7 +32,7 @@ type session struct {
 	offered []byte    // likewise, in JSON
 }
 
-func newSession(l *link, conn *websocket.Conn, key wire.Key) *session {
+func newSession(l *Link, conn *websocket.Conn, key wire.Key) *session {
 	return &session{link: l, conn: conn, key: key, answers: make(chan any, 64), wake: make(chan struct{}, 1)}
 }
 
@@ -46,10 +46,11 @@ func (s *session) poke() {
 // run greets the plane and serves it until the connection ends, which is always an error.
 func (s *session) run(ctx context.Context) error {
 	if err := s.greet(ctx); err != nil {
-		return err
+		return because(unproved, err)
 	}
 	l := s.link
-	l.Log.Info("the link is up", "url", l.URL, "identity", l.Identity)
+	l.counts.cameUp()
+	l.Log.Info("the link is up", "url", l.now.Load().URL, "identity", l.Identity)
 	// The end of ctx is told to the plane, so it must not close the connection by itself.
 	inner, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer cancel(nil)
@@ -63,7 +64,11 @@ func (s *session) run(ctx context.Context) error {
 	select {
 	case <-inner.Done():
 	case <-ctx.Done():
-		s.bye(websocket.StatusGoingAway, "the runner is being stopped")
+		why := "the runner is being stopped"
+		if context.Cause(ctx) == errChanged {
+			why = errChanged.Error()
+		}
+		s.bye(websocket.StatusGoingAway, why)
 	}
 	l.mu.Lock()
 	l.session = nil
@@ -98,7 +103,7 @@ func (s *session) greet(ctx context.Context) error {
 	if err := s.put(ctx, hello); err != nil {
 		return fmt.Errorf("cannot greet the plane: %w", err)
 	}
-	challenge, err := receive[*wire.Challenge](ctx, s.conn)
+	challenge, err := receive[*wire.Challenge](ctx, s)
 	if err != nil {
 		return err
 	}
@@ -114,21 +119,21 @@ func (s *session) greet(ctx context.Context) error {
 	if err := s.put(ctx, proof); err != nil {
 		return fmt.Errorf("cannot prove itself to the plane: %w", err)
 	}
-	welcome, err := receive[*wire.Welcome](ctx, s.conn)
+	welcome, err := receive[*wire.Welcome](ctx, s)
 	if err != nil {
 		return fmt.Errorf("the plane did not welcome this runner: %w", err)
 	}
-	if off := time.Since(time.UnixMilli(welcome.Time)); off.Abs() > l.Skew/2 {
-		l.Log.Warn("the plane's clock is far from this host's", "by", off.Round(time.Second).String(), "tolerated", l.Skew.String())
+	if off := time.Since(time.UnixMilli(welcome.Time)); off.Abs() > l.now.Load().Skew/2 {
+		l.Log.Warn("the plane's clock is far from this host's", "by", off.Round(time.Second).String(), "tolerated", l.now.Load().Skew.String())
 	}
 	s.conn.SetReadLimit(wire.MaxMessage)
 	return nil
 }
 
 // receive reads one message, which must be a T.
-func receive[T any](ctx context.Context, conn *websocket.Conn) (T, error) {
+func receive[T any](ctx context.Context, s *session) (T, error) {
 	var none T
-	m, err := read(ctx, conn)
+	m, err := s.next(ctx)
 	if err != nil {
 		return none, err
 	}
@@ -138,15 +143,18 @@ func receive[T any](ctx context.Context, conn *websocket.Conn) (T, error) {
 	return none, fmt.Errorf("the plane sent %T too early or too late", m)
 }
 
-func read(ctx context.Context, conn *websocket.Conn) (any, error) {
-	kind, data, err := conn.Read(ctx)
+// next reads the plane's next message.
+func (s *session) next(ctx context.Context) (any, error) {
+	kind, data, err := s.conn.Read(ctx)
 	if err != nil {
 		return nil, err
 	}
+	s.link.counts.heard(0)
 	if kind != websocket.MessageText {
-		return nil, errors.New("the plane sent a message that is no text")
+		return nil, because(malformed, errors.New("the plane sent a message that is no text"))
 	}
-	return wire.Decode(wire.Plane, data)
+	m, err := wire.Decode(wire.Plane, data)
+	return m, because(malformed, err)
 }
 
 // list is what the runner offers. What is broken of it is told to its operator.
@@ -169,7 +177,7 @@ func encodeList(list []capability.Listed) []byte {
 // read serves what the plane sends.
 func (s *session) read(ctx context.Context) error {
 	for {
-		m, err := read(ctx, s.conn)
+		m, err := s.next(ctx)
 		if err != nil {
 			return err
 		}
@@ -179,10 +187,11 @@ func (s *session) read(ctx context.Context) error {
 		case *wire.Ack:
 			err = s.link.acknowledge(s, m)
 		default:
-			err = fmt.Errorf("the plane sent %T at the wrong time", m)
+			err = because(malformed, fmt.Errorf("the plane sent %T at the wrong time", m))
 		}
 		if errors.Is(err, errForged) {
 			s.bye(websocket.StatusPolicyViolation, err.Error())
+			err = because(forged, err)
 		}
 		if err != nil {
 			return err
@@ -209,7 +218,13 @@ func (s *session) put(ctx context.Context, m any) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.link.times.write)
 	defer cancel()
-	return s.conn.Write(ctx, websocket.MessageText, data)
+	err = s.conn.Write(ctx, websocket.MessageText, data)
+	if err == nil {
+		s.link.counts.note(func(f *Figures) { f.Out++ })
+	} else if errors.Is(err, context.DeadlineExceeded) {
+		err = because(silent, fmt.Errorf("the plane does not read: %w", err))
+	}
+	return err
 }
 
 // write sends answers, then changes of capacity, then progress and results.
@@ -294,7 +309,7 @@ type waitingCall struct {
 
 // waiting are invocations that run, and those whose results are to be sent on s. It
 // takes the latter for sent.
-func (l *link) waiting(s *session) []waitingCall {
+func (l *Link) waiting(s *session) []waitingCall {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var all []waitingCall
@@ -323,11 +338,13 @@ func (s *session) ping(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		bound, cancel := context.WithTimeout(ctx, s.link.times.ping)
+		began := time.Now()
 		err := s.conn.Ping(bound)
 		cancel()
 		if err != nil {
-			return fmt.Errorf("the plane does not answer pings: %w", err)
+			return because(silent, fmt.Errorf("the plane does not answer pings: %w", err))
 		}
+		s.link.counts.heard(time.Since(began))
 	}
 }
 
