@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"iter"
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -71,41 +73,77 @@ func (r Record) reason() string {
 
 // List returns all runs on record, the newest first, without their output. A state
 // directory that is not there has no runs.
-func (h Host) List() ([]Record, error) { return h.list(false) }
+func (h Host) List() ([]Record, error) { return collect(h.All()) }
 
 // Live is List of those runs alone that somebody watches over: of a host with many
 // records it reads few.
-func (h Host) Live() ([]Record, error) { return h.list(true) }
-
-func (h Host) list(alive bool) ([]Record, error) {
+func (h Host) Live() ([]Record, error) {
 	h = h.withDirs()
-	ids, err := journal.List(h.StateDir)
-	if err != nil {
-		return nil, Failed("no_record", "%w", err)
-	}
+	return collect(h.each(func(id string) bool {
+		watched, err := journal.Alive(h.StateDir, id)
+		return watched || err != nil
+	}, func(r Record) bool { return r.Alive }))
+}
+
+// All is List one by one: who lives long does not want all of them in memory.
+func (h Host) All() iter.Seq2[Record, error] {
+	return h.withDirs().each(func(string) bool { return true }, func(Record) bool { return true })
+}
+
+func collect(runs iter.Seq2[Record, error]) ([]Record, error) {
 	records := []Record{}
-	for _, id := range ids {
-		if alive {
-			if watched, err := journal.Alive(h.StateDir, id); !watched && err == nil {
-				continue
-			}
-		}
-		r, err := h.load(id)
-		if errors.Is(err, fs.ErrNotExist) || err == nil && alive && !r.Alive {
-			continue // removed or ended since
-		}
+	for r, err := range runs {
 		if err != nil {
-			return nil, Failed("no_record", "%w", err)
-		}
-		if r.Created.IsZero() {
-			if info, err := os.Lstat(journal.RunDir(h.StateDir, id)); err == nil {
-				r.Created = info.ModTime()
-			}
+			return nil, err
 		}
 		records = append(records, r)
 	}
-	slices.SortStableFunc(records, func(a, b Record) int { return b.Created.Compare(a.Created) })
 	return records, nil
+}
+
+// each gives those runs, the newest first, that are wanted before they are read and after.
+func (h Host) each(look func(id string) bool, want func(Record) bool) iter.Seq2[Record, error] {
+	return func(yield func(Record, error) bool) {
+		ids, err := journal.List(h.StateDir)
+		if err != nil {
+			yield(Record{}, Failed("no_record", "%w", err))
+			return
+		}
+		ids = slices.DeleteFunc(ids, func(id string) bool { return !look(id) })
+		created := make(map[string]time.Time, len(ids))
+		for _, id := range ids {
+			created[id] = h.createdAt(id)
+		}
+		slices.SortStableFunc(ids, func(a, b string) int { return created[b].Compare(created[a]) })
+		for _, id := range ids {
+			r, err := h.load(id)
+			if errors.Is(err, fs.ErrNotExist) || err == nil && !want(r) {
+				continue // removed or ended since
+			}
+			if err != nil {
+				err = Failed("no_record", "%w", err)
+			}
+			if r.Created.IsZero() {
+				r.Created = created[id]
+			}
+			if !yield(r, err) {
+				return
+			}
+		}
+	}
+}
+
+// createdAt is when a run was begun, as far as that is known.
+func (h Host) createdAt(id string) time.Time {
+	if run, err := journal.Open(h.StateDir, id); err == nil {
+		if header, err := run.Read(journal.Intent, nil); err == nil {
+			return header.Time
+		}
+	}
+	if info, err := os.Lstat(journal.RunDir(h.StateDir, id)); err == nil {
+		return info.ModTime()
+	}
+	return time.Time{}
 }
 
 // Load returns one run, without its output. A prefix of its id is enough where it
@@ -125,15 +163,19 @@ func (h Host) Load(prefix string) (Record, error) {
 
 // FillOutput adds to a result what is on record of the output, which may be large.
 // A record that cannot be read is said in the result, which stands otherwise.
-func (h Host) FillOutput(r *Result) {
+func (h Host) FillOutput(r *Result) { h.FillOutputTo(r, math.MaxInt64) }
+
+// FillOutputTo is FillOutput with at most most bytes of each stream; where that is less
+// than there is, the result says that it is truncated.
+func (h Host) FillOutputTo(r *Result, most int64) {
 	counted := r.Reason == nil || *r.Reason != ReasonLost && *r.Reason != ReasonInterrupted
 	if counted && r.StdoutBytes+r.StderrBytes == 0 {
 		return // there was none, and a record of none need not have reached the disk
 	}
-	out, err := journal.ReadOutput(h.OutputPath(r.ID))
+	out, err := journal.ReadOutput(h.OutputPath(r.ID), most)
 	r.Stdout, r.Stderr = out.Stdout, out.Stderr
 	r.StdoutBytes, r.StderrBytes = out.Totals[0].Written, out.Totals[1].Written
-	r.StdoutTruncated, r.StderrTruncated = out.Totals[0].Truncated(), out.Totals[1].Truncated()
+	r.StdoutTruncated, r.StderrTruncated = out.Totals[0].Truncated() || out.Cut[0], out.Totals[1].Truncated() || out.Cut[1]
 	if err != nil && r.Error == nil && r.Reason != nil {
 		r.Error = Failed("no_output", "cannot read the output of run=%s: %w", r.ID, err)
 	}

@@ -142,7 +142,7 @@ func (h Host) lostExec(id string, record *journal.ExecRecord) *ExecResult {
 		result.Reason = ReasonInterrupted
 	}
 	// What is on record of its output is told; more cannot be known.
-	if out, err := journal.ReadOutput(record.OutputPath()); err == nil {
+	if out, err := journal.ReadOutput(record.OutputPath(), 0); err == nil {
 		result.StdoutBytes, result.StderrBytes = out.Totals[0].Written, out.Totals[1].Written
 		result.StdoutTruncated, result.StderrTruncated = out.Totals[0].Truncated(), out.Totals[1].Truncated()
 	}

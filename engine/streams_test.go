@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"math"
 	"os"
 	"path/filepath"
 	"testing"
@@ -72,7 +73,7 @@ func TestDrainDoesNotWaitForTheCaller(t *testing.T) {
 	if err := o.record.Close(false); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := journal.ReadOutput(path); err != nil || got.Totals[0].Written != int64(len(want)) {
+	if got, err := journal.ReadOutput(path, math.MaxInt64); err != nil || got.Totals[0].Written != int64(len(want)) {
 		t.Errorf("recorded %d bytes (%v), want %d", got.Totals[0].Written, err, len(want))
 	}
 	read := make(chan []byte)
@@ -134,7 +135,7 @@ func TestOutputSurvivesACallerThatIsGone(t *testing.T) {
 	if err := o.record.Close(false); err != nil {
 		t.Fatal(err)
 	}
-	got, err := journal.ReadOutput(path)
+	got, err := journal.ReadOutput(path, math.MaxInt64)
 	if err != nil || got.Totals[0].Written != int64(len(want)) || !got.Totals[0].Truncated() {
 		t.Errorf("recorded %+v (%v), want %d written and truncated", got.Totals[0], err, len(want))
 	}

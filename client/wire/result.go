@@ -9,7 +9,7 @@ type Result struct {
 	Signal          *string      `json:"signal"`
 	TimedOut        bool         `json:"timedOut"`
 	OOMKilled       bool         `json:"oomKilled"`
-	Stdout          string       `json:"stdout" doc:"what was kept, invalid UTF-8 as U+FFFD"`
+	Stdout          string       `json:"stdout" doc:"the first 4 MiB of what was kept, invalid UTF-8 as U+FFFD"`
 	Stderr          string       `json:"stderr"`
 	StdoutBytes     int64        `json:"stdoutBytes"`
 	StderrBytes     int64        `json:"stderrBytes"`

@@ -511,7 +511,7 @@ export interface Result {
   stderr: string;
   stderrBytes: number;
   stderrTruncated: boolean;
-  /** what was kept, invalid UTF-8 as U+FFFD */
+  /** the first 4 MiB of what was kept, invalid UTF-8 as U+FFFD */
   stdout: string;
   stdoutBytes: number;
   stdoutTruncated: boolean;

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -41,7 +42,7 @@ func appendAll(t testing.TB, w *OutputWriter, s Stream, chunks ...string) {
 
 func readOutput(t testing.TB, path string) Output {
 	t.Helper()
-	out, err := ReadOutput(path)
+	out, err := ReadOutput(path, math.MaxInt64)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -499,7 +500,7 @@ func FuzzOutputReader(f *testing.F) {
 		if cap(r.data) > maxData {
 			t.Errorf("reader holds %d bytes", cap(r.data))
 		}
-		out, err := NewOutputReader(bytes.NewReader(data), 0).readAll()
+		out, err := NewOutputReader(bytes.NewReader(data), 0).readAll(math.MaxInt64)
 		if !utf8.ValidString(out.Stdout) || !utf8.ValidString(out.Stderr) {
 			t.Error("text is not valid UTF-8")
 		}

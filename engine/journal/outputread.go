@@ -235,23 +235,25 @@ func (r *OutputReader) Follow(ctx context.Context, alive func() bool) (OutputRec
 type Output struct {
 	Stdout, Stderr string // as Text gives them
 	Totals         [2]Totals
+	Cut            [2]bool // more was kept than is returned
 	// Complete is false when the writer did not come to its end. Written is
 	// then what is known to have been written, at least.
 	Complete bool
 }
 
-// ReadOutput reads the whole output record at path. What can be read of one
-// that is corrupt is returned together with the error.
-func ReadOutput(path string) (Output, error) {
+// ReadOutput reads the whole output record at path, and returns at most most bytes of
+// each stream. What can be read of one that is corrupt is returned together with the
+// error.
+func ReadOutput(path string, most int64) (Output, error) {
 	r, err := OpenOutput(path)
 	if err != nil {
 		return Output{}, err
 	}
-	out, err := r.readAll()
+	out, err := r.readAll(most)
 	return out, errors.Join(err, r.Close())
 }
 
-func (r *OutputReader) readAll() (Output, error) {
+func (r *OutputReader) readAll(most int64) (Output, error) {
 	var out Output
 	var raw [2]bytes.Buffer
 	var failure error
@@ -266,7 +268,8 @@ func (r *OutputReader) readAll() (Output, error) {
 		}
 		switch rec.Kind {
 		case KindData:
-			raw[rec.Stream-1].Write(rec.Data)
+			to := &raw[rec.Stream-1]
+			to.Write(rec.Data[:min(int64(len(rec.Data)), most-int64(to.Len()))])
 			t := &out.Totals[rec.Stream-1]
 			t.Kept += int64(len(rec.Data))
 			t.Written += int64(len(rec.Data))
@@ -277,8 +280,10 @@ func (r *OutputReader) readAll() (Output, error) {
 		}
 	}
 	out.Complete = r.done
-	out.Stdout = Text(raw[0].Bytes(), !r.done || out.Totals[0].Truncated())
-	out.Stderr = Text(raw[1].Bytes(), !r.done || out.Totals[1].Truncated())
+	for i, text := range []*string{&out.Stdout, &out.Stderr} {
+		out.Cut[i] = out.Totals[i].Kept > most
+		*text = Text(raw[i].Bytes(), !r.done || out.Cut[i] || out.Totals[i].Truncated())
+	}
 	return out, failure
 }
 

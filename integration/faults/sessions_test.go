@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"slices"
@@ -159,7 +160,7 @@ func (b *bed) judgeExecs(id string, told outcome) {
 
 // recorded is what is on record of an exec's stdout.
 func (b *bed) recorded(id, name string) string {
-	out, err := journal.ReadOutput(b.host().ExecOutputPath(id, name))
+	out, err := journal.ReadOutput(b.host().ExecOutputPath(id, name), math.MaxInt64)
 	if err != nil {
 		return "" // it was never begun
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -185,7 +186,7 @@ func (b *bed) end(c *engine.ExecConn) engine.ExecResult {
 // output is what is on record of an exec.
 func (b *bed) output(session, exec string) (stdout, stderr string) {
 	b.t.Helper()
-	out, err := journal.ReadOutput(b.ExecOutputPath(session, exec))
+	out, err := journal.ReadOutput(b.ExecOutputPath(session, exec), math.MaxInt64)
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -90,7 +90,7 @@ func New(o Options) *Server {
 		metrics: newMetrics(o.Log), drain: drain{path: drainPath(o.Host)},
 	}
 	s.connections = connections{by: map[string]int{}, of: map[net.Conn][]string{}}
-	s.bulk = bulk{all: make(chan struct{}, maxBulk), own: map[string]chan struct{}{}}
+	s.bulk = newBulk()
 	s.stopping, s.stop = context.WithCancel(context.Background())
 	s.policy.Store(o.Policy)
 	s.follower = newFollower(o.Host, s.metrics)

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"time"
 
@@ -122,30 +123,77 @@ func (s *Server) accepted(ctx context.Context, conn net.Conn) context.Context {
 	return ctx
 }
 
-// Bodies above bulkBody are in memory as a whole, several times over while they are
-// taken apart.
-const (
-	bulkBody = 1 << 20
-	maxBulk  = 8 // of all callers at once
-	maxOwn   = 2 // of one
-)
+// bulkBody is where a body or an answer is a large one. Either is in memory as a whole,
+// several times over while it is taken apart or put together.
+const bulkBody = 1 << 20
 
-// bulk lets few of them in at once.
-type bulk struct {
+// tiers say how many of a size there may be at once, the largest first.
+var tiers = []struct {
+	above    int64 // bytes
+	own, all int   // of one caller, and of all
+}{{bulkBody, 2, 8}, {smallBody, 32, 256}}
+
+// bulk lets few of them in at once: places of each tier.
+type bulk []*places
+
+type places struct {
+	own int
 	all chan struct{}
 	mu  sync.Mutex
-	own map[string]chan struct{} // by caller: as many as the host and the config have
+	of  map[string]chan struct{} // by caller: as many as the host and the config have
 }
 
-// enter waits for a place, and returns what gives it back.
-func (b *bulk) enter(ctx context.Context, caller string, most time.Duration) (leave func(), err error) {
-	b.mu.Lock()
-	own := b.own[caller]
-	if own == nil {
-		own = make(chan struct{}, maxOwn)
-		b.own[caller] = own
+func newBulk() bulk {
+	var b bulk
+	for _, t := range tiers {
+		b = append(b, &places{own: t.own, all: make(chan struct{}, t.all), of: map[string]chan struct{}{}})
 	}
-	b.mu.Unlock()
+	return b
+}
+
+// room waits until a body or an answer of about this size may be in memory. It is given
+// back at the end of the exchange, which has one place at most.
+//
+// SECURITY: no caller fills the service's memory, by what it sends or by what it has put on record.
+// Everybody depends on the service, and a request of some bytes may ask for megabytes.
+// Holds because: whatever is in memory as a whole and may be large has a place here first, of which
+// each caller has few, and is bounded itself. Not covered: many callers that act together.
+// Checked by: TestLargeBodiesAreFew, TestLargeAnswersAreFew.
+func (x *exchange) room(size int64) (err error) {
+	if x.leave == nil {
+		x.leave, err = x.server.bulk.enter(x.r.Context(), x.caller.Name, size, x.server.timeouts.Body)
+	}
+	return err
+}
+
+// roomForOutput is room for what is on record of some output from a cursor on, limit bytes
+// at most.
+func (x *exchange) roomForOutput(path string, from, limit int64) error {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil // there is none, or reading it tells why
+	}
+	return x.room(min(info.Size()-from, limit))
+}
+
+// enter waits for a place, and returns what gives it back; nil if none is needed.
+func (b bulk) enter(ctx context.Context, caller string, size int64, most time.Duration) (leave func(), err error) {
+	for i, t := range tiers {
+		if size > t.above {
+			return b[i].enter(ctx, caller, most)
+		}
+	}
+	return nil, nil
+}
+
+func (p *places) enter(ctx context.Context, caller string, most time.Duration) (leave func(), err error) {
+	p.mu.Lock()
+	own := p.of[caller]
+	if own == nil {
+		own = make(chan struct{}, p.own)
+		p.of[caller] = own
+	}
+	p.mu.Unlock()
 	timer := time.NewTimer(most)
 	defer timer.Stop()
 	var held []chan struct{}
@@ -154,7 +202,7 @@ func (b *bulk) enter(ctx context.Context, caller string, most time.Duration) (le
 			<-place
 		}
 	}
-	for _, place := range []chan struct{}{own, b.all} {
+	for _, place := range []chan struct{}{own, p.all} {
 		select {
 		case place <- struct{}{}:
 			held = append(held, place)
@@ -163,7 +211,7 @@ func (b *bulk) enter(ctx context.Context, caller string, most time.Duration) (le
 		case <-ctx.Done():
 		}
 		leave()
-		return nil, engine.Failed("busy", "cannot read the body: too many large ones are being read").WithFix("try again later, with fewer at once")
+		return nil, engine.Failed("busy", "cannot answer: too many large requests are being answered").WithFix("try again later, with fewer at once")
 	}
 	return leave, nil
 }

@@ -2,11 +2,18 @@ package api
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/direct-oci/engine/client/wire"
+	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/engine/journal"
 )
 
 // TestConnectionsAreBounded opens more from one address than it may, and has each kind of
@@ -114,34 +121,136 @@ func TestPagesOfOthers(t *testing.T) {
 // others theirs.
 func TestLargeBodiesAreFew(t *testing.T) {
 	b := newBed(t, access)
-	large := `{"command":["x"],"image":"x","env":{"A=":"` + strings.Repeat("x", bulkBody) + `"}}`
 	shop := peer{uid: 1003, groups: []uint32{60}}
-	var leave []func()
-	for range maxOwn {
-		l, err := b.server.bulk.enter(t.Context(), "uid 1003", time.Second)
-		if err != nil {
+	for i, tier := range tiers {
+		large := `{"command":["x"],"image":"x","env":{"A=":"` + strings.Repeat("x", int(tier.above)) + `"}}`
+		var leave []func()
+		for range tier.own {
+			l, err := b.server.bulk.enter(t.Context(), "uid 1003", tier.above+1, time.Second)
+			if err != nil {
+				t.Fatal(err)
+			}
+			leave = append(leave, l)
+		}
+		if _, f := b.as(shop, "POST", "/v1/runs", large); f.Error.Kind != "busy" {
+			t.Errorf("one more: %+v", f.Error)
+		}
+		if _, f := b.as(peer{}, "POST", "/v1/runs", large); f.Error.Kind != "bad_env" {
+			t.Errorf("another's: %+v", f.Error)
+		}
+		for _, l := range leave {
+			l()
+		}
+		for range 2 * tier.own { // each gives its place back
+			if _, f := b.as(shop, "POST", "/v1/runs", large); f.Error.Kind != "bad_env" {
+				t.Errorf("afterwards: %+v", f.Error)
+			}
+		}
+		if n := len(b.server.bulk[i].all); n != 0 {
+			t.Errorf("%d places are taken", n)
+		}
+	}
+	if leave, err := b.server.bulk.enter(t.Context(), "x", smallBody, time.Second); leave != nil || err != nil {
+		t.Errorf("a small body has a place: %v", err)
+	}
+}
+
+// onRecord puts a run on record that has ended, and what it wrote.
+func (b *bed) onRecord(q engine.Request, write func(w *journal.OutputWriter)) string {
+	b.t.Helper()
+	id := journal.NewID()
+	run, err := journal.Create(b.server.host.StateDir, id)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	defer run.Close()
+	w, err := journal.CreateOutput(b.server.host.OutputPath(id), 64<<20)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	write(w)
+	reason := engine.ReasonExited
+	result := engine.Result{ID: id, Reason: &reason, StdoutBytes: w.Written(journal.Stdout), StderrBytes: w.Written(journal.Stderr)}
+	if err := errors.Join(w.Close(false), run.Write(journal.Intent, q, false), run.Write(journal.Exit, result, false)); err != nil {
+		b.t.Fatal(err)
+	}
+	return id
+}
+
+// get reads an answer of root's.
+func (b *bed) get(path string, into any) int {
+	b.t.Helper()
+	r, err := http.NewRequestWithContext(context.WithValue(context.Background(), peerKey{}, peer{}), "GET", path, nil)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	w := &answer{header: http.Header{}}
+	b.server.ServeHTTP(w, r)
+	if err := json.Unmarshal(w.body.Bytes(), into); err != nil || w.status != 200 {
+		b.t.Fatalf("%s: status %d, %v: %.300s", path, w.status, err, w.body.String())
+	}
+	return w.body.Len()
+}
+
+// TestLargeAnswersAreFew asks for what programs and callers have put on record as if to fill
+// the service's memory: it comes in pieces, and each caller has few places for them.
+func TestLargeAnswersAreFew(t *testing.T) {
+	b := newBed(t, access)
+	const many = 2 * maxOutput
+	id := b.onRecord(engine.Request{}, func(w *journal.OutputWriter) {
+		for range many / (1 << 20) {
+			w.Append(journal.Stdout, make([]byte, 1<<20))
+		}
+	})
+	var run wire.Run
+	b.get("/v1/runs/"+id, &run)
+	if r := run.Result; len(r.Stdout) != maxOutput || !r.StdoutTruncated || r.StdoutBytes != many || r.StderrTruncated {
+		t.Errorf("%d of %d bytes, truncated %v and %v; want %d of %d", len(r.Stdout), r.StdoutBytes, r.StdoutTruncated, r.StderrTruncated, maxOutput, many)
+	}
+	read, next := 0, int64(0)
+	for done := false; !done; {
+		var page wire.Output
+		b.get(fmt.Sprintf("/v1/runs/%s/logs?offset=%d", id, next), &page)
+		for _, rec := range page.Records {
+			read += len(rec.Data)
+		}
+		done, next = page.Done, page.Next
+	}
+	if read != many {
+		t.Errorf("read %d bytes page by page, want %d", read, many)
+	}
+	crumbs := b.onRecord(engine.Request{}, func(w *journal.OutputWriter) {
+		for range 40000 {
+			w.Append(journal.Stdout, []byte("x"))
+		}
+	})
+	var page wire.Output
+	if size := b.get("/v1/runs/"+crumbs+"/logs", &page); size > 2<<20 || page.Done {
+		t.Errorf("a page of crumbs has %d bytes, want about 1 MiB", size)
+	}
+	wide := engine.Request{Env: []string{"A=" + strings.Repeat("x", 1<<19)}}
+	for range 5 {
+		b.onRecord(wide, func(*journal.OutputWriter) {})
+	}
+	found := 0
+	for list := (wire.RunList{}); found == 0 || list.Next != ""; found += len(list.Runs) {
+		next := list.Next
+		list = wire.RunList{}
+		if size := b.get("/v1/runs?after="+next, &list); size > 2*maxPage {
+			t.Errorf("a page of runs has %d bytes", size)
+		}
+	}
+	if found != 7 {
+		t.Errorf("listed %d runs, want 7", found)
+	}
+	for range tiers[0].own {
+		if _, err := b.server.bulk.enter(t.Context(), "uid 1003", bulkBody+1, time.Second); err != nil {
 			t.Fatal(err)
 		}
-		leave = append(leave, l)
 	}
-	if _, f := b.as(shop, "POST", "/v1/runs", large); f.Error.Kind != "busy" {
-		t.Errorf("one more: %+v", f.Error)
-	}
-	if _, f := b.as(peer{}, "POST", "/v1/runs", large); f.Error.Kind != "bad_env" {
-		t.Errorf("another's: %+v", f.Error)
-	}
-	for _, l := range leave {
-		l()
-	}
-	for range 2 * maxOwn { // each gives its place back
-		if _, f := b.as(shop, "POST", "/v1/runs", large); f.Error.Kind != "bad_env" {
-			t.Errorf("afterwards: %+v", f.Error)
-		}
-	}
-	if _, err := b.server.bulk.enter(t.Context(), "x", time.Second); err != nil {
-		t.Error(err)
-	}
-	if n := len(b.server.bulk.all); n != 1 {
-		t.Errorf("%d places are taken, want 1", n)
+	if _, f := b.as(peer{uid: 1003, groups: []uint32{60}}, "GET", "/v1/runs/"+b.onRecord(engine.Request{Labels: map[string]string{tenantLabel: "shop"}}, func(w *journal.OutputWriter) {
+		w.Append(journal.Stdout, make([]byte, 2<<20))
+	}), ""); f.Error.Kind != "busy" {
+		t.Errorf("one answer more: %+v", f.Error)
 	}
 }

@@ -29,11 +29,12 @@ func (x *exchange) body(v any) error {
 
 // readAll reads the whole body, in bounded time and size.
 func (x *exchange) readAll() ([]byte, error) {
-	if n := x.r.ContentLength; (n < 0 || n > bulkBody) && x.route.maxBody > bulkBody {
-		var err error
-		if x.leave, err = x.server.bulk.enter(x.r.Context(), x.caller.Name, x.server.timeouts.Body); err != nil {
-			return nil, err
-		}
+	size := x.r.ContentLength
+	if size < 0 {
+		size = x.route.maxBody
+	}
+	if err := x.room(size); err != nil {
+		return nil, err
 	}
 	x.deadline(x.server.timeouts.Body)
 	data, err := io.ReadAll(x.r.Body)

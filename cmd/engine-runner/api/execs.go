@@ -86,6 +86,9 @@ func (s *Server) listExecs(x *exchange) error {
 	if err != nil {
 		return err
 	}
+	if err := x.room(bulkBody + 1); err != nil {
+		return err
+	}
 	records, err := s.sandboxes.Execs(x.r.Context(), one.ID)
 	if err != nil {
 		return err
@@ -187,6 +190,9 @@ func (s *Server) execEvents(x *exchange) error {
 	if x.wantsEvents() {
 		return s.followExec(x, source, cursor)
 	}
+	if err := x.roomForOutput(s.host.ExecOutputPath(id, record.ID), 0, limit); err != nil {
+		return err
+	}
 	page := wire.ExecEvents{Events: []wire.ExecEvent{}, Next: cursor}
 	for size := int64(0); size < limit; {
 		e, err := source.Poll()
@@ -197,7 +203,7 @@ func (s *Server) execEvents(x *exchange) error {
 		if err != nil {
 			return err
 		}
-		size += int64(len(e.Data))
+		size += int64(len(e.Data)) + recordSize
 		page.Events = append(page.Events, showEvent(e))
 		page.Next, page.Done = e.Cursor, e.Kind == service.EventExit
 	}

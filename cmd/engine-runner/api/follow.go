@@ -58,7 +58,7 @@ func (f *follower) find(id string) {
 
 // adopt finds all runs that go on.
 func (f *follower) adopt() error {
-	records, err := f.host.List()
+	records, err := f.host.Live()
 	if err != nil {
 		return err
 	}

@@ -123,6 +123,9 @@ func (s *Server) runLogs(x *exchange) error {
 	if x.wantsEvents() {
 		return s.followOutput(x, &source)
 	}
+	if err := x.roomForOutput(source.path, at, limit); err != nil {
+		return err
+	}
 	page, err := source.page(limit)
 	if err != nil {
 		return err
@@ -181,13 +184,17 @@ func (o *output) page(limit int64) (wire.Output, error) {
 		if err != nil {
 			return page, o.outputError(err)
 		}
-		size += int64(len(rec.Data))
+		size += int64(len(rec.Data)) + recordSize
 		page.Records = append(page.Records, recordOf(rec, r.Offset()))
 	}
 	page.Next = r.Offset()
 	page.Done = page.Done || r.Done()
 	return page, nil
 }
+
+// recordSize is what a record takes in an answer beside its data: a program decides how
+// many there are.
+const recordSize = 256
 
 func recordOf(rec journal.OutputRecord, next int64) wire.OutputRecord {
 	w := wire.OutputRecord{Seq: rec.Sequence, Time: rec.Time.UTC(), Dropped: rec.Dropped, Next: next}

@@ -246,8 +246,7 @@ func (s *Server) listRuns(x *exchange) error {
 		return err
 	}
 	query := x.r.URL.Query()
-	records, err := s.host.List()
-	if err != nil {
+	if err := x.room(bulkBody); err != nil {
 		return err
 	}
 	page := wire.RunList{Runs: []wire.Run{}}
@@ -259,7 +258,11 @@ func (s *Server) listRuns(x *exchange) error {
 		return engine.Refused("bad_parameter", "cannot accept state=%q: want creating, created, running, stopped or removed", clip(state))
 	}
 	skip := query.Get("after") != ""
-	for _, r := range records {
+	size := 0
+	for r, err := range s.host.All() {
+		if err != nil {
+			return err
+		}
 		if skip {
 			skip = r.ID != query.Get("after")
 			continue
@@ -269,13 +272,35 @@ func (s *Server) listRuns(x *exchange) error {
 			query.Get("state") != "" && string(r.State) != query.Get("state") {
 			continue
 		}
-		if int64(len(page.Runs)) == max(limit, 1) {
+		if int64(len(page.Runs)) == max(limit, 1) || size > maxPage {
 			page.Next = page.Runs[len(page.Runs)-1].ID
 			break
 		}
 		page.Runs = append(page.Runs, runOf(r))
+		size += requestSize(r.Request)
 	}
 	return x.reply(page)
+}
+
+// maxPage is how much of what callers wrote is in one page of runs, about: it may end
+// before its limit.
+const maxPage = 1 << 20
+
+// requestSize is about what a request takes in an answer.
+func requestSize(q engine.Request) int {
+	size := 0
+	for _, texts := range [][]string{q.Command, q.Env} {
+		for _, text := range texts {
+			size += len(text)
+		}
+	}
+	for _, f := range q.Files {
+		size += len(f.Path) + 100
+	}
+	for k, v := range q.Labels {
+		size += len(k) + len(v)
+	}
+	return size
 }
 
 func (s *Server) getRun(x *exchange) error {
@@ -286,10 +311,17 @@ func (s *Server) getRun(x *exchange) error {
 	return x.replyRun(record)
 }
 
+// maxOutput is how much of each stream is in an answer about a run. All of it is to be had
+// from its logs, page by page.
+const maxOutput = 4 << 20
+
 // replyRun answers with a run and, if it has ended, its output.
 func (x *exchange) replyRun(record engine.Record) error {
-	if record.Result != nil {
-		x.server.host.FillOutput(record.Result)
+	if r := record.Result; r != nil {
+		if err := x.roomForOutput(x.server.host.OutputPath(r.ID), 0, 2*maxOutput); err != nil {
+			return err
+		}
+		x.server.host.FillOutputTo(r, maxOutput)
 	}
 	return x.reply(runOf(record))
 }

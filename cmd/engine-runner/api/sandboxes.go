@@ -235,6 +235,9 @@ func (s *Server) listSandboxes(x *exchange) error {
 	if err != nil {
 		return err
 	}
+	if err := x.room(bulkBody); err != nil {
+		return err
+	}
 	all, err := s.sandboxes.List(x.r.Context(), f)
 	if err != nil {
 		return err

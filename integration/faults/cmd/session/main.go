@@ -13,6 +13,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"time"
@@ -90,7 +91,7 @@ func execute(ctx context.Context, h engine.Host, session string, e engine.Exec) 
 	if err != nil {
 		return err
 	}
-	out, err := journal.ReadOutput(h.ExecOutputPath(session, e.ID))
+	out, err := journal.ReadOutput(h.ExecOutputPath(session, e.ID), math.MaxInt64)
 	if err != nil {
 		return err
 	}
