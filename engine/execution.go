@@ -67,9 +67,13 @@ func (s *server) exec(e Exec) (x *execution, joined bool, err error) {
 	case s.promised+e.mayKeep() > maxPromised:
 		err = Refused("too_many", "cannot start exec=%s: of those that run in session=%s, %d bytes of output may be kept already", e.ID, s.sb.Request.ID, s.promised).
 			WithFix("wait for some of them to end, or have less output kept")
+	case s.asked+e.asked() > maxAsked:
+		err = Refused("too_many", "cannot start exec=%s: those that run in session=%s have %d bytes of commands and environments already", e.ID, s.sb.Request.ID, s.asked).
+			WithFix("wait for some of them to end, or pass what is long by stdin or a file")
 	default:
 		s.next++
 		s.promised += e.mayKeep()
+		s.asked += e.asked()
 		x.number = s.next
 		s.execs[e.ID], s.numbers[x.number] = x, x
 		s.enders.Add(1)
@@ -359,7 +363,7 @@ func (s *server) forget(x *execution) {
 	delete(s.numbers, x.number)
 	s.last = bootNow()
 	if x.record != nil {
-		old = s.finished.add(x.record, size)
+		old = s.finished.add(kept{x.record, size, x.exec.asked()})
 	}
 	s.mu.Unlock()
 	for _, record := range old {

@@ -13,7 +13,21 @@ const (
 	maxPromised = 4 << 30
 	// maxHistory bounds the output of those that have ended. The oldest go first.
 	maxHistory = 1 << 30
+	// maxAsked bounds commands and environments: of those that run, and of those that have
+	// ended. Whoever lists the execs of a session has all of them in memory.
+	maxAsked = 32 << 20
 )
+
+// asked is about how much of the record the exec's caller wrote.
+func (e Exec) asked() int64 {
+	size := len(e.Workdir) + 1<<10
+	for _, texts := range [][]string{e.Command, e.Env} {
+		for _, text := range texts {
+			size += len(text) + 3
+		}
+	}
+	return int64(size)
+}
 
 // mayKeep is how much output may be on record of the exec.
 func (e Exec) mayKeep() int64 {
@@ -29,6 +43,7 @@ func (x *execution) release() {
 	x.s.mu.Lock()
 	defer x.s.mu.Unlock()
 	x.s.promised -= x.exec.mayKeep()
+	x.s.asked -= x.exec.asked()
 }
 
 // size is what is on record of the output. An exec without any has none.
@@ -46,21 +61,25 @@ func (x *execution) size() int64 {
 // history is the records of execs that have ended, the oldest first.
 type history struct {
 	records []kept
-	bytes   int64
+	bytes   int64 // of output
+	asked   int64 // of commands and environments
 }
 
 type kept struct {
 	record *journal.ExecRecord
 	size   int64
+	asked  int64
 }
 
 // add appends a record, and returns those that have to go for it.
-func (h *history) add(record *journal.ExecRecord, size int64) (old []*journal.ExecRecord) {
-	h.records = append(h.records, kept{record, size})
-	h.bytes += size
-	for len(h.records) > execsKept || h.bytes > maxHistory && len(h.records) > 1 {
+func (h *history) add(k kept) (old []*journal.ExecRecord) {
+	h.records = append(h.records, k)
+	h.bytes += k.size
+	h.asked += k.asked
+	for len(h.records) > execsKept || (h.bytes > maxHistory || h.asked > maxAsked) && len(h.records) > 1 {
 		old = append(old, h.records[0].record)
 		h.bytes -= h.records[0].size
+		h.asked -= h.records[0].asked
 		h.records = h.records[1:]
 	}
 	return old

@@ -53,6 +53,7 @@ type server struct {
 	next     uint32                // number of the next
 	finished history               // on record
 	promised int64                 // bytes of output that may be kept of those in execs
+	asked    int64                 // bytes of their commands and environments
 	enders   sync.WaitGroup        // of execs that are being recorded
 }
 

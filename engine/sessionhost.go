@@ -68,9 +68,9 @@ func (h Host) Execs(prefix string) ([]ExecRecord, error) {
 	if err != nil {
 		return nil, err
 	}
-	names, err := journal.Execs(h.StateDir, id)
+	names, err := h.ExecIDs(id)
 	if err != nil {
-		return nil, Failed("no_record", "%w", err)
+		return nil, err
 	}
 	list := make([]ExecRecord, 0, len(names))
 	for _, name := range names {
@@ -85,6 +85,21 @@ func (h Host) Execs(prefix string) ([]ExecRecord, error) {
 	}
 	slices.SortStableFunc(list, func(a, b ExecRecord) int { return a.Started.Compare(b.Started) })
 	return list, nil
+}
+
+// ExecIDs are the ids of all that Execs would return, in no order, and perhaps of some that
+// never began.
+func (h Host) ExecIDs(prefix string) ([]string, error) {
+	h = h.withDirs()
+	id, err := h.find(prefix)
+	if err != nil {
+		return nil, err
+	}
+	names, err := journal.Execs(h.StateDir, id)
+	if err != nil {
+		return nil, Failed("no_record", "%w", err)
+	}
+	return names, nil
 }
 
 // LoadExec returns one exec of a session.

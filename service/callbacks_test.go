@@ -330,6 +330,28 @@ func TestOutputIsToldOnceAcrossManagers(t *testing.T) {
 	h.check(t)
 }
 
+// TestToldProgramsAreNotReadAgain has a program that runs on, beside others whose exit was
+// told: a sandbox keeps a thousand of those, and is looked at ten times a second.
+func TestToldProgramsAreNotReadAgain(t *testing.T) {
+	w, h := hooked(t)
+	w.onExec = talkative
+	m := w.manager(t)
+	sb := mustCreate(t, m, h.spec("work"))
+	live(t, m, "work")
+	put(w.run(sb.ID, "exec", "endless.rec"), engine.ExecRecord{ID: "endless", Started: time.Now()})
+	for i := range 100 {
+		id := fmt.Sprint("done-", i)
+		put(w.run(sb.ID, "exec", id+".rec"), engine.ExecRecord{ID: id, Started: time.Now(), Result: &engine.ExecResult{Reason: engine.ReasonExited}})
+	}
+	until(t, "all is told", func() bool { return strings.Count(h.said(sb.ID), "exec.exit done-") == 100 })
+	before := w.execLoads.Load()
+	time.Sleep(5 * feedEvery)
+	if n := w.execLoads.Load() - before; n > 50 {
+		t.Errorf("%d records of programs were read within %v", n, 5*feedEvery)
+	}
+	h.check(t)
+}
+
 // TestMarksOfForgottenProgramsGo keeps a long-lived outbox from remembering every
 // program that ever ran. One that was forgotten before its exit was seen has an exit.
 func TestMarksOfForgottenProgramsGo(t *testing.T) {

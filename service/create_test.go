@@ -438,6 +438,24 @@ func TestEndedOnesAreForgottenInTime(t *testing.T) {
 	w.wantNothingLeft(t, m)
 }
 
+// TestEndedOnesAreFew has one tenant end more sandboxes than stay on record; another's stays.
+func TestEndedOnesAreFew(t *testing.T) {
+	w := newWorld(t)
+	m := w.manager(t)
+	first := mustCreate(t, m, spec("other", "bob"))
+	w.end(first.ID, engine.ReasonTimeout)
+	for i := range maxEnded + 3 {
+		w.end(mustCreate(t, m, spec(fmt.Sprint("work-", i), "ann")).ID, engine.ReasonTimeout)
+	}
+	until(t, "the surplus is gone", func() bool {
+		list, err := m.List(t.Context(), Filter{Owner: "ann"})
+		return err == nil && len(list) == maxEnded
+	})
+	if _, err := m.Get(t.Context(), "other"); err != nil {
+		t.Errorf("another tenant's: %v", err)
+	}
+}
+
 // TestDamagedRecordsHarmNobodyElse puts rubbish in the place of a record.
 func TestDamagedRecordsHarmNobodyElse(t *testing.T) {
 	w := newWorld(t)

@@ -26,6 +26,8 @@ type Engine interface {
 	Exec(ctx context.Context, id string, e engine.Exec) (Conn, error)
 	Attach(ctx context.Context, id, execID string) (Conn, error)
 	Execs(id string) ([]engine.ExecRecord, error)
+	// ExecIDs are their ids: cheaper than Execs.
+	ExecIDs(id string) ([]string, error)
 	LoadExec(id, execID string) (engine.ExecRecord, error)
 	ExecOutputPath(id, execID string) string
 

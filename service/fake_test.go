@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,6 +30,8 @@ type fake struct {
 	refuse error                     // of the next Start
 	notUp  error                     // of the next AwaitReady
 	onExec func(engine.Exec) []piece // what a program writes
+
+	execLoads atomic.Int64 // calls of LoadExec
 }
 
 type piece struct {
@@ -258,6 +261,7 @@ func (f *fake) Attach(ctx context.Context, id, execID string) (Conn, error) {
 }
 
 func (f *fake) LoadExec(id, execID string) (engine.ExecRecord, error) {
+	f.execLoads.Add(1)
 	var r engine.ExecRecord
 	if !get(f.run(id, "exec", execID+".rec"), &r) {
 		return r, notFound(execID)
@@ -265,11 +269,20 @@ func (f *fake) LoadExec(id, execID string) (engine.ExecRecord, error) {
 	return r, nil
 }
 
-func (f *fake) Execs(id string) ([]engine.ExecRecord, error) {
+func (f *fake) ExecIDs(id string) ([]string, error) {
 	found, _ := filepath.Glob(f.run(id, "exec", "*.rec"))
-	var all []engine.ExecRecord
+	var ids []string
 	for _, path := range found {
-		if r, err := f.LoadExec(id, strings.TrimSuffix(filepath.Base(path), ".rec")); err == nil {
+		ids = append(ids, strings.TrimSuffix(filepath.Base(path), ".rec"))
+	}
+	return ids, nil
+}
+
+func (f *fake) Execs(id string) ([]engine.ExecRecord, error) {
+	ids, _ := f.ExecIDs(id)
+	var all []engine.ExecRecord
+	for _, exec := range ids {
+		if r, err := f.LoadExec(id, exec); err == nil {
 			all = append(all, r)
 		}
 	}

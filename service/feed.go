@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -76,6 +77,7 @@ type feeder struct {
 	r     record
 	box   *outbox.Box
 	marks map[string]mark
+	raw   map[string]bool // programs that have no events
 	// lost counts what found no room once there was no time left to wait for it.
 	lost struct {
 		events int
@@ -84,7 +86,7 @@ type feeder struct {
 }
 
 func newFeeder(m *Manager, r record, box *outbox.Box) *feeder {
-	f := &feeder{m: m, r: r, box: box, marks: map[string]mark{}}
+	f := &feeder{m: m, r: r, box: box, marks: map[string]mark{}, raw: map[string]bool{}}
 	for key, data := range box.Marks() {
 		var k mark
 		if json.Unmarshal(data, &k) == nil {
@@ -169,32 +171,59 @@ func (f *feeder) finish(ctx context.Context, run engine.Record) error {
 
 // execs makes the events of all programs.
 func (f *feeder) execs(ctx context.Context, run engine.Record) (busy bool, err error) {
-	list, err := f.m.engine.Execs(f.r.ID)
+	ids, err := f.m.engine.ExecIDs(f.r.ID)
 	if isKind(err, "not_found") {
 		return false, nil
 	}
 	if err != nil {
 		return false, err
 	}
-	onRecord := map[string]bool{}
-	for _, x := range list {
-		onRecord[x.ID] = true
-		if x.Exec.Raw || f.marks[x.ID].Stage == "exec.exit" {
-			continue
-		}
+	due, err := f.due(ids)
+	if err != nil {
+		return false, err
+	}
+	for _, x := range due {
 		busy = busy || x.Result == nil
 		if err := f.exec(ctx, x, run.Result != nil); err != nil {
 			return busy, err
 		}
 	}
-	return busy, f.forget(ctx, onRecord)
+	return busy, f.forget(ctx, ids)
+}
+
+// due are the programs of which events are to be made, in the order in which they went on
+// record. Those that are done with are not read again: a sandbox may keep a thousand.
+func (f *feeder) due(ids []string) ([]engine.ExecRecord, error) {
+	var list []engine.ExecRecord
+	for _, id := range ids {
+		if f.raw[id] || f.marks[id].Stage == "exec.exit" {
+			continue
+		}
+		x, err := f.m.engine.LoadExec(f.r.ID, id)
+		switch {
+		case isKind(err, "not_found"): // removed since, or never begun
+		case err != nil:
+			return nil, err
+		case x.Exec.Raw:
+			f.raw[id] = true
+		default:
+			list = append(list, x)
+		}
+	}
+	slices.SortStableFunc(list, func(a, b engine.ExecRecord) int { return a.Started.Compare(b.Started) })
+	return list, nil
 }
 
 // forget drops the marks of programs that the engine keeps no record of any more. One
 // whose exit was not seen by then has one without a result.
-func (f *feeder) forget(ctx context.Context, onRecord map[string]bool) error {
+func (f *feeder) forget(ctx context.Context, ids []string) error {
+	onRecord := map[string]bool{"": true}
+	for _, id := range ids {
+		onRecord[id] = true
+	}
+	maps.DeleteFunc(f.raw, func(id string, _ bool) bool { return !onRecord[id] })
 	for id, k := range f.marks {
-		if id == "" || onRecord[id] {
+		if onRecord[id] {
 			continue
 		}
 		if k.Stage != "exec.exit" {

@@ -355,6 +355,7 @@ func (m *Manager) look() error {
 			m.releaseRun(id)
 		}
 	}
+	m.tidySurplus(records)
 	m.mu.Lock()
 	for id := range m.ids {
 		if !onRecord[id] {
@@ -440,6 +441,33 @@ func (m *Manager) inBackground(e *entry, do func(context.Context) error) {
 			m.log.Error("sandbox cannot be looked after", "sandbox", e.name, "err", err)
 		}
 	})
+}
+
+// maxEnded is how many of a tenant that have ended stay on record: all of them are read
+// twice a second, and no quota bounds how many somebody can have had.
+const maxEnded = 200
+
+// tidySurplus takes those off the record that ended first, of tenants that have too many.
+func (m *Manager) tidySurplus(records []record) {
+	if m.config.Load().KeepEnded < 0 {
+		return
+	}
+	over := map[string][]record{}
+	m.mu.Lock()
+	for _, r := range records {
+		if _, ended := m.ended[r.ID]; ended {
+			over[r.Tenant] = append(over[r.Tenant], r)
+		}
+	}
+	for _, of := range over {
+		slices.SortFunc(of, func(a, b record) int { return m.ended[a.ID].Compare(m.ended[b.ID]) })
+	}
+	m.mu.Unlock()
+	for _, of := range over {
+		for _, r := range of[:max(len(of)-maxEnded, 0)] {
+			m.tidy(r)
+		}
+	}
 }
 
 // tidy takes a sandbox off the record that ended long ago.

@@ -189,4 +189,14 @@ func TestTenantsSeeNothingOfEachOther(t *testing.T) {
 	if alpha.do("GET", "/v1/sandboxes/"+theirs.ID, "", &now); now.Name != "one" {
 		t.Errorf("by its id it is called %q", now.Name)
 	}
+	// What is wrong with it is told to its tenant alone.
+	if err := os.WriteFile(b.path("state/sandboxes/alpha:one/sandbox.json"), []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if status, text := beta.do("GET", "/v1/sandboxes/alpha:one", "", nil); status != 404 {
+		t.Errorf("another's that is damaged: %d %s", status, text)
+	}
+	if status, text := alpha.do("GET", "/v1/sandboxes/one", "", nil); status != 500 || !strings.Contains(text, "no_record") {
+		t.Errorf("alpha's that is damaged: %d %s", status, text)
+	}
 }

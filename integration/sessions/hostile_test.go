@@ -1,6 +1,7 @@
 package sessions
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -36,6 +37,35 @@ func TestOutputTogetherIsBounded(t *testing.T) {
 			c := b.exec(id, large(string(rune('a'+i)), "echo x"))
 			b.end(c)
 			c.Close()
+		}
+	})
+}
+
+// TestCommandsTogetherAreBounded starts programs with environments as large as they may be,
+// which whoever lists them has in memory.
+func TestCommandsTogetherAreBounded(t *testing.T) {
+	eachRuntime(t, func(t *testing.T, b *bed) {
+		id := b.session()
+		wide := engine.Exec{Command: []string{"sleep", "100"}}
+		for i := range 9 {
+			wide.Env = append(wide.Env, fmt.Sprintf("A%d=%s", i, strings.Repeat("x", 100<<10)))
+		}
+		for n := 0; ; n++ {
+			c, err := b.Exec(within(t), id, wide)
+			if err != nil {
+				wantKind(t, err, "too_many")
+				if n < 10 {
+					t.Errorf("only %d were started", n)
+				}
+				break
+			}
+			defer c.Close()
+			if n > 50 {
+				t.Fatalf("%d run", n)
+			}
+		}
+		if _, text := b.run(id, "echo small"); text != "small\n" {
+			t.Errorf("a small one: %q", text)
 		}
 	})
 }

@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -177,19 +176,14 @@ func (b *bed) onRecord(q engine.Request, write func(w *journal.OutputWriter)) st
 	return id
 }
 
-// get reads an answer of root's.
-func (b *bed) get(path string, into any) int {
+// ask reads an answer of root's, and returns its size.
+func (b *bed) ask(path string, into any) int {
 	b.t.Helper()
-	r, err := http.NewRequestWithContext(context.WithValue(context.Background(), peerKey{}, peer{}), "GET", path, nil)
-	if err != nil {
-		b.t.Fatal(err)
+	status, text := b.get(b.t, path, into)
+	if status != 200 {
+		b.t.Fatalf("%s: status %d: %.300s", path, status, text)
 	}
-	w := &answer{header: http.Header{}}
-	b.server.ServeHTTP(w, r)
-	if err := json.Unmarshal(w.body.Bytes(), into); err != nil || w.status != 200 {
-		b.t.Fatalf("%s: status %d, %v: %.300s", path, w.status, err, w.body.String())
-	}
-	return w.body.Len()
+	return len(text)
 }
 
 // TestLargeAnswersAreFew asks for what programs and callers have put on record as if to fill
@@ -203,14 +197,14 @@ func TestLargeAnswersAreFew(t *testing.T) {
 		}
 	})
 	var run wire.Run
-	b.get("/v1/runs/"+id, &run)
+	b.ask("/v1/runs/"+id, &run)
 	if r := run.Result; len(r.Stdout) != maxOutput || !r.StdoutTruncated || r.StdoutBytes != many || r.StderrTruncated {
 		t.Errorf("%d of %d bytes, truncated %v and %v; want %d of %d", len(r.Stdout), r.StdoutBytes, r.StdoutTruncated, r.StderrTruncated, maxOutput, many)
 	}
 	read, next := 0, int64(0)
 	for done := false; !done; {
 		var page wire.Output
-		b.get(fmt.Sprintf("/v1/runs/%s/logs?offset=%d", id, next), &page)
+		b.ask(fmt.Sprintf("/v1/runs/%s/logs?offset=%d", id, next), &page)
 		for _, rec := range page.Records {
 			read += len(rec.Data)
 		}
@@ -225,7 +219,7 @@ func TestLargeAnswersAreFew(t *testing.T) {
 		}
 	})
 	var page wire.Output
-	if size := b.get("/v1/runs/"+crumbs+"/logs", &page); size > 2<<20 || page.Done {
+	if size := b.ask("/v1/runs/"+crumbs+"/logs", &page); size > 2<<20 || page.Done {
 		t.Errorf("a page of crumbs has %d bytes, want about 1 MiB", size)
 	}
 	wide := engine.Request{Env: []string{"A=" + strings.Repeat("x", 1<<19)}}
@@ -236,7 +230,7 @@ func TestLargeAnswersAreFew(t *testing.T) {
 	for list := (wire.RunList{}); found == 0 || list.Next != ""; found += len(list.Runs) {
 		next := list.Next
 		list = wire.RunList{}
-		if size := b.get("/v1/runs?after="+next, &list); size > 2*maxPage {
+		if size := b.ask("/v1/runs?after="+next, &list); size > 2*maxPage {
 			t.Errorf("a page of runs has %d bytes", size)
 		}
 	}

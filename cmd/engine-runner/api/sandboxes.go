@@ -71,13 +71,18 @@ func (c Caller) showOwner(kept string) string {
 func (x *exchange) sandbox() (service.Sandbox, error) {
 	asked := x.r.PathValue("id")
 	s, err := x.server.sandboxes.Get(x.r.Context(), x.caller.nameOf(asked))
-	if x.caller.Tenant != "" && isKind(err, "not_found") {
-		s, err = x.server.sandboxes.Get(x.r.Context(), asked)
-		if err == nil && s.ID != asked {
-			s = service.Sandbox{} // found by another's name
-		}
+	if x.caller.Tenant == "" {
+		return s, err
 	}
-	if x.caller.Tenant != "" && (err == nil && s.Tenant != x.caller.Tenant || isKind(err, "not_found")) {
+	if isKind(err, "not_found") {
+		s, err = x.server.sandboxes.Get(x.r.Context(), asked)
+		if s.ID != asked { // found by another's name, or an error that tells of it
+			s = service.Sandbox{}
+		}
+	} else if err != nil {
+		return s, err // of its own
+	}
+	if s.Tenant != x.caller.Tenant {
 		return service.Sandbox{}, engine.Refused("not_found", "cannot find sandbox=%q: there is none on record", clip(asked)).WithFix("list the sandboxes")
 	}
 	return s, err
