@@ -42,7 +42,7 @@ func (a *app) printActions(actions []engine.GCAction) error {
 	}
 	var b strings.Builder
 	for _, act := range actions {
-		fmt.Fprintf(&b, "%s  %s %s: %s\n", cell(act.ID), cli.Escape(act.Action), cli.Escape(act.Object), cli.Escape(act.Why))
+		fmt.Fprintf(&b, "%s  %s %s: %s\n", cli.Cell(act.ID), cli.Escape(act.Action), cli.Escape(act.Object), cli.Escape(act.Why))
 	}
 	return a.Print(b.String())
 }

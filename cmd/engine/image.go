@@ -157,7 +157,7 @@ func imageTable(images []image.Image, now time.Time) string {
 	fmt.Fprintln(w, "NAME\tDIGEST\tSIZE\tSHARED\tAGE\tSOURCE")
 	for _, img := range images {
 		digest := img.Digest[:min(len(img.Digest), len("sha256:")+12)]
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", cell(img.Name), cell(digest), bytesOf(img.Size), bytesOf(img.Shared), age(now.Sub(img.Created)), cell(img.Source))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", cli.Cell(img.Name), cli.Cell(digest), bytesOf(img.Size), bytesOf(img.Shared), cli.Age(now.Sub(img.Created)), cli.Cell(img.Source))
 	}
 	w.Flush() // into memory
 	return b.String()

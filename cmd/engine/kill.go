@@ -61,33 +61,14 @@ func (a *app) remove(ctx context.Context, id string) error {
 	}
 }
 
-// done is what became of one of several things that were named.
-type done struct {
-	Name  string        `json:"name"`
-	Error *engine.Error `json:"error"` // null: it was done
-}
-
 // each does something to everything that is named, and goes on past what it
 // fails for.
 func (a *app) each(names []string, do func(name string) error) error {
-	all := []done{}
-	for _, name := range names {
-		d := done{Name: name}
-		if err := do(name); err != nil {
-			d.Error = cli.AsError(err)
-			a.Say(d.Error.Message, d.Error.Fix)
-			a.status = statusRefused
-		} else if !a.json {
-			if err := a.Print(name + "\n"); err != nil {
-				return err
-			}
-		}
-		all = append(all, d)
+	failed, err := a.Each(names, a.json, do)
+	if failed {
+		a.status = statusRefused
 	}
-	if a.json {
-		return a.PrintJSON(all)
-	}
-	return nil
+	return err
 }
 
 // addEachFlags defines the flags of a command that does something to all it names.

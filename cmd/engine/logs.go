@@ -3,10 +3,8 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"strings"
 	"time"
 
@@ -183,17 +181,11 @@ func openOutput(ctx context.Context, path string, offset int64, more func() bool
 
 // copyOutput prints records until next returns io.EOF.
 func (a *app) copyOutput(l logs, next func() (journal.OutputRecord, error)) error {
-	sinks := [2]sink{{file: a.stdout}, {file: a.stderr}}
-	for i := range sinks {
-		if !l.raw && cli.IsTerminal(sinks[i].file.Fd()) {
-			sinks[i].escaper = &cli.Escaper{}
-		}
-	}
-	var dropped [2]int64
+	streams := cli.NewStreams(&a.Output, a.stdout, a.stderr, l.raw)
 	for {
 		rec, err := next()
 		if err == io.EOF {
-			break
+			return streams.End()
 		}
 		if err != nil {
 			return err
@@ -201,52 +193,9 @@ func (a *app) copyOutput(l logs, next func() (journal.OutputRecord, error)) erro
 		if rec.Kind == journal.KindEnd || !l.streams[rec.Stream-1] {
 			continue
 		}
-		dropped[rec.Stream-1] += rec.Dropped
-		if rec.Kind == journal.KindTail {
-			// The last of what was dropped is here after all.
-			a.sayGap(rec.Stream, dropped[rec.Stream-1]-int64(len(rec.Data)), "here")
-			dropped[rec.Stream-1] = 0
-		}
-		if err := sinks[rec.Stream-1].write(rec.Data); err != nil {
-			return engine.Failed("no_output", "cannot print the output: %w", err)
+		piece := cli.Piece{Stderr: rec.Stream == journal.Stderr, Data: rec.Data, Dropped: rec.Dropped, Tail: rec.Kind == journal.KindTail}
+		if err := streams.Add(piece); err != nil {
+			return err
 		}
 	}
-	for i := range sinks {
-		if err := sinks[i].end(); err != nil {
-			return engine.Failed("no_output", "cannot print the output: %w", err)
-		}
-	}
-	a.sayGap(journal.Stdout, dropped[0], "at its end")
-	a.sayGap(journal.Stderr, dropped[1], "at its end")
-	return nil
-}
-
-// sayGap tells on stderr what is missing of a stream, at the place where it is: stdout
-// has nothing but what the program wrote.
-func (a *app) sayGap(s journal.Stream, bytes int64, where string) {
-	if bytes > 0 {
-		a.Say(fmt.Sprintf("%d bytes of %s were not kept %s", bytes, s, where), "")
-	}
-}
-
-// sink is where one stream is printed, as it stands or escaped.
-type sink struct {
-	file    *os.File
-	escaper *cli.Escaper // nil: as it stands
-}
-
-func (s *sink) write(data []byte) error {
-	if s.escaper != nil {
-		data = []byte(s.escaper.Add(data))
-	}
-	_, err := s.file.Write(data)
-	return err
-}
-
-func (s *sink) end() error {
-	if s.escaper == nil {
-		return nil
-	}
-	_, err := io.WriteString(s.file, s.escaper.End())
-	return err
 }

@@ -3,9 +3,7 @@ package main
 import (
 	"fmt"
 	"strings"
-	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -44,20 +42,15 @@ func (a *app) psCommand() *cobra.Command {
 	return cmd
 }
 
-// maxCell bounds a column that a request chose the text of.
-const maxCell = 48
-
 // table shows the records as they were at now.
 func table(records []engine.Record, now time.Time) string {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	row := func(cells ...string) { fmt.Fprintln(w, strings.Join(cells, "\t")) }
-	row("ID", "STATE", "REASON", "RUNTIME", "IMAGE", "AGE", "DURATION", "COMMAND")
+	rows := [][]string{{"ID", "STATE", "REASON", "RUNTIME", "IMAGE", "AGE", "DURATION", "COMMAND"}}
 	for _, r := range records {
-		row(r.ID, string(r.State), reason(r), runtimeOf(r), cell(imageOf(r)), age(now.Sub(r.Created)), duration(r, now), cell(command(r)))
+		rows = append(rows, []string{
+			r.ID, string(r.State), reason(r), runtimeOf(r), cli.Cell(imageOf(r)), cli.Age(now.Sub(r.Created)), duration(r, now), cli.Cell(command(r)),
+		})
 	}
-	w.Flush() // into memory
-	return b.String()
+	return cli.Table(rows)
 }
 
 // command is what runs, or that it is a session.
@@ -119,29 +112,4 @@ func short(d time.Duration) string {
 		return d.Round(time.Second / 10).String()
 	}
 	return d.Round(time.Second).String()
-}
-
-// age writes a time in its largest unit.
-func age(d time.Duration) string {
-	switch d = max(d, 0); {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", d/time.Second)
-	case d < time.Hour:
-		return fmt.Sprintf("%dm", d/time.Minute)
-	case d < 48*time.Hour:
-		return fmt.Sprintf("%dh", d/time.Hour)
-	}
-	return fmt.Sprintf("%dd", d/(24*time.Hour))
-}
-
-// cell makes one line of at most maxCell characters of a text of any kind.
-func cell(text string) string {
-	if text == "" {
-		return "-"
-	}
-	text = strings.NewReplacer("\n", `\n`, "\t", `\t`).Replace(cli.Escape(text))
-	if utf8.RuneCountInString(text) > maxCell {
-		text = string([]rune(text)[:maxCell-1]) + "…"
-	}
-	return text
 }

@@ -3,13 +3,13 @@ package main
 import (
 	"errors"
 	"fmt"
-	"math"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 
+	"github.com/direct-oci/engine/cmd/cli"
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/oci"
 )
@@ -102,24 +102,13 @@ func minimumFlag(flags *pflag.FlagSet, p *int64, name, usage string) {
 // durationFlag defines a flag of a time: 120s, 2m, 1h30m, or a number of seconds.
 func durationFlag(flags *pflag.FlagSet, p *time.Duration, name, usage string) {
 	flags.Var(&value{typ: "DURATION", def: fmt.Sprintf("%gs", p.Seconds()), set: func(text string) error {
-		d, err := parseDuration(text)
+		d, err := cli.ParseDuration(text)
 		if err != nil {
 			return engine.Refused("bad_limit", "cannot accept --%s=%q: want a time like 120s, 2m or 1h30m", name, text)
 		}
 		*p = d
 		return nil
 	}}, name, usage)
-}
-
-func parseDuration(text string) (time.Duration, error) {
-	if seconds, err := strconv.ParseFloat(text, 64); err == nil {
-		ns := seconds * float64(time.Second)
-		if math.IsNaN(ns) || ns < 0 || ns >= math.MaxInt64 {
-			return 0, strconv.ErrRange
-		}
-		return time.Duration(ns), nil
-	}
-	return time.ParseDuration(text)
 }
 
 // numberFlag defines a flag of a number, whole or not as parse has it.
