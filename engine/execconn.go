@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -30,6 +31,7 @@ type ExecConn struct {
 	changed chan struct{}
 	done    chan struct{} // closed when nothing more comes; result tells what it was
 	result  *ExecResult   // nil: the connection ended first
+	closed  atomic.Bool   // by Close
 }
 
 // Exec starts a program in a session and returns once it runs. For an id that is on
@@ -254,6 +256,30 @@ func (c *ExecConn) CloseStdin() error {
 	return c.send(sessionRequest{Op: opCloseStdin})
 }
 
+// Deliver says that this connection writes nothing more, and returns once the program's
+// stdin has taken what it wrote: what another connection writes after that comes behind it.
+func (c *ExecConn) Deliver(ctx context.Context) error {
+	if c.raw[0] != nil || c.conn == nil {
+		return nil
+	}
+	c.writing.Lock()
+	err := c.conn.CloseWrite()
+	c.writing.Unlock()
+	if err != nil {
+		return c.overError()
+	}
+	// The monitor reads at the program's pace, to the end, and then ends the connection.
+	select {
+	case <-c.done:
+	case <-ctx.Done():
+		return Failed("timeout", "cannot wait until exec=%s reads its stdin: %w", c.id, ctx.Err())
+	}
+	if c.closed.Load() {
+		return c.overError() // by us: nobody knows
+	}
+	return nil
+}
+
 // send writes one message on the exec's own connection.
 func (c *ExecConn) send(q sessionRequest) error {
 	select {
@@ -330,6 +356,7 @@ func (c *ExecConn) Wait(ctx context.Context) (ExecResult, error) {
 // Close ends the connection. The exec goes on, but for a raw one of this caller's: its
 // stdin and its stdout end.
 func (c *ExecConn) Close() error {
+	c.closed.Store(true)
 	closeAll(c.raw[:]) // one was closed by CloseStdin, maybe
 	if c.conn == nil {
 		return nil

@@ -43,6 +43,7 @@ type Conn interface {
 	Read(p []byte) (int, error) // of a raw one: its stdout
 	Write(p []byte) (int, error)
 	CloseStdin() error
+	Deliver(ctx context.Context) error // all that was written has reached the program
 	Resize(size engine.WindowSize) error
 	Signal(s syscall.Signal) error
 	Wait(ctx context.Context) (engine.ExecResult, error)

@@ -292,6 +292,12 @@ func (s *Server) writeStdin(x *exchange) error {
 	if err == nil && closeAfter {
 		err = conn.CloseStdin()
 	}
+	if err == nil {
+		err = conn.Deliver(ctx) // so that the next request's comes behind it
+	}
+	if err != nil && s.stopping.Err() != nil { // by which its connection was cut
+		err = engine.Failed("draining", "cannot pass all of stdin on to exec=%s: the service is about to stop", record.ID)
+	}
 	if err = errors.Join(err, conn.Close()); err != nil {
 		return engine.AsError(bodyOr(err, x.route.maxBody))
 	}
