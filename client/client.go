@@ -99,6 +99,7 @@ type request struct {
 	header       http.Header
 	body         []byte // nil: none
 	once         bool   // it may not be sent again after the service has seen it
+	status       *int   // where the answer's status goes; nil: nobody asks
 }
 
 // maxReply bounds an answer that is read as a whole.
@@ -111,6 +112,9 @@ func (c *Client) do(ctx context.Context, r request, out any) error {
 		res, err := c.send(ctx, r)
 		if err == nil {
 			var data []byte
+			if r.status != nil {
+				*r.status = res.StatusCode
+			}
 			data, err = readAll(res)
 			var e *Error
 			if errors.As(err, &e) {
@@ -248,11 +252,18 @@ func put[T any](ctx context.Context, c *Client, method, path string, body any) (
 	return ask[T](ctx, c, request{method: method, path: path, body: data})
 }
 
-// upload sends bytes, once.
+// upload sends bytes, once: only a service that cannot have seen any is asked again.
 func upload[T any](ctx context.Context, c *Client, r request, body io.Reader) (T, error) {
 	var v T
 	r.header = http.Header{"Content-Type": {"application/octet-stream"}}
-	res, err := c.sendBody(ctx, r, body)
+	var res *http.Response
+	var err error
+	for range c.tries(ctx) {
+		// Hidden, so that an attempt that fails does not close it.
+		if res, err = c.sendBody(ctx, r, struct{ io.Reader }{body}); err == nil || !neverSent(err) {
+			break
+		}
+	}
 	if err != nil {
 		return v, fmt.Errorf("cannot %s %s: %w", r.method, r.path, err)
 	}

@@ -3,6 +3,7 @@ package client
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
@@ -191,7 +192,18 @@ type Attached struct{ socket *websocket.Conn }
 
 // Attach joins a program for interactive use, from a cursor on. The program goes on when
 // the connection ends; another can begin behind the last event that was seen.
-func (c *Client) Attach(ctx context.Context, id, exec, cursor string) (*Attached, error) {
+func (c *Client) Attach(ctx context.Context, id, exec, cursor string) (a *Attached, err error) {
+	for range c.tries(ctx) {
+		a, err = c.attach(ctx, id, exec, cursor)
+		var failure *Error
+		if err == nil || errors.As(err, &failure) || ctx.Err() != nil {
+			break
+		}
+	}
+	return a, err
+}
+
+func (c *Client) attach(ctx context.Context, id, exec, cursor string) (*Attached, error) {
 	target := c.base + path("sandboxes", id, "execs", exec, "attach")
 	if cursor != "" {
 		target += "?" + url.Values{"cursor": {cursor}}.Encode()

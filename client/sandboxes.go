@@ -14,7 +14,20 @@ import (
 // CreateSandbox creates a sandbox, or adopts the one that its owner has under this name,
 // and returns once it answers. It may be repeated.
 func (c *Client) CreateSandbox(ctx context.Context, ask wire.SandboxRequest) (wire.Sandbox, error) {
-	return put[wire.Sandbox](ctx, c, http.MethodPost, path("sandboxes"), ask)
+	one, _, err := c.CreateOrAdopt(ctx, ask)
+	return one, err
+}
+
+// CreateOrAdopt is CreateSandbox that also says whether the sandbox was there already. One
+// whose creation was repeated, since its first answer was lost, was.
+func (c *Client) CreateOrAdopt(ctx context.Context, create wire.SandboxRequest) (one wire.Sandbox, adopted bool, err error) {
+	body, err := encode(create)
+	if err != nil {
+		return one, false, err
+	}
+	status := 0
+	one, err = ask[wire.Sandbox](ctx, c, request{method: http.MethodPost, path: path("sandboxes"), body: body, status: &status})
+	return one, err == nil && status == http.StatusOK, err
 }
 
 // Sandbox returns one sandbox, by its name or id.
