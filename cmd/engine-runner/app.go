@@ -32,6 +32,7 @@ type app struct {
 	cgroupRoot string
 	json       bool
 	status     int
+	failStatus int // what it exits with when something failed; 0: the usual one
 }
 
 func newApp(stdin, stdout, stderr *os.File) *app {
@@ -61,7 +62,7 @@ func (a *app) rootCommand() *cobra.Command {
 	flags.StringVar(&a.cgroupRoot, "cgroup-root", "", "`DIR` of the cgroups of all runs, instead of the config's")
 	root.AddCommand(
 		a.capabilitiesCommand(), a.callCommand(), a.digestCommand(), a.approveCommand(),
-		a.verifyCommand(), a.auditCommand(), a.actionCommand(), a.configCommand(), a.serveCommand(), a.controlplaneCommand(),
+		a.verifyCommand(), a.auditCommand(), a.actionCommand(), a.configCommand(), a.serveCommand(), a.sandboxCommand(), a.controlplaneCommand(),
 	)
 	return root
 }
@@ -80,6 +81,9 @@ func (a *app) refuse(err error) int {
 		if err := a.PrintJSON(v); err != nil {
 			a.Say(err.Error(), "")
 		}
+	}
+	if a.failStatus != 0 {
+		return a.failStatus
 	}
 	return statusRefused
 }

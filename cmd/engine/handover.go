@@ -24,6 +24,7 @@ var handedOver = []struct{ name, short string }{
 	{"action", "make, check and test capabilities of your own"},
 	{"config", "check the governed runner's config, or print its schema"},
 	{"serve", "the service: an API to start and follow runs, for programs"},
+	{"sandbox", "sandboxes that stay, over the service: make them, work in them, end them"},
 	{"digest", "print the digest of a workload spec"},
 	{"controlplane", "a control plane for development, and calls through it"},
 }

@@ -352,6 +352,16 @@ func TestTCP(t *testing.T) {
 			t.Errorf("without TLS: status %d %q", res.StatusCode, body)
 		}
 	}
+	if err := os.WriteFile(b.path("token"), []byte(token+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	remote := []string{"sandbox", "ls", "--url", "https://" + address, "--ca-file", b.path("ca.crt")}
+	if r := testenv.Exec(t, append(remote, "--token-file", b.path("token"))...); r.Status != 0 || !strings.HasPrefix(r.Stdout, "NAME") {
+		t.Errorf("engine sandbox with a token: %s", r)
+	}
+	if r := testenv.Exec(t, append(remote, "--json")...); r.Status != 125 || !strings.Contains(r.Stdout, `"kind":"unauthorised"`) {
+		t.Errorf("engine sandbox without one: %s", r)
+	}
 	if strings.Contains(b.log.String(), token) {
 		t.Error("a token is in the log")
 	}
