@@ -70,10 +70,13 @@ func TestPowerCut(t *testing.T) {
 	if out, err := mkfs.CombinedOutput(); err != nil {
 		t.Fatalf("mkfs.ext4: %v: %s", err, out)
 	}
-	for range cuts {
+	for n := range cuts {
 		p.cut()
 		if t.Failed() {
-			return
+			t.Fatalf("that was cut %d", n+1)
+		}
+		if (n+1)%20 == 0 {
+			t.Logf("%d cuts, %d runs on record", n+1, p.total)
 		}
 	}
 	p.check(p.boot())
@@ -130,10 +133,11 @@ func (p *power) cut() {
 	defer m.Close()
 	p.check(m)
 	out := &watched{loaded: make(chan struct{})}
+	var errs bytes.Buffer
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		m.Run(vm.Job{Argv: vm.Shell(load), Stdout: out}) // the cut ends it
+		m.Run(vm.Job{Argv: vm.Shell(load), Stdout: out, Stderr: &errs}) // the cut ends it
 	}()
 	select {
 	case <-out.loaded:
@@ -150,7 +154,7 @@ func (p *power) cut() {
 	p.seen = map[string]bool{}
 	for _, match := range reported.FindAllStringSubmatch(out.String(), -1) {
 		if match[2] != "7" {
-			p.t.Errorf("run %s ended with status %s before the cut, want 7", match[1], match[2])
+			p.t.Errorf("run %s ended with status %s before the cut, want 7\n%s", match[1], match[2], errs.String())
 		}
 		p.seen[match[1]] = true
 	}
