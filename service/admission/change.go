@@ -16,6 +16,7 @@ func (g *Gate) Change(c Config) {
 			at = at.Next()
 			if err := g.neverFits(t, w.id, before, w.need); err != nil {
 				g.unqueue(t, w)
+				g.keptInVain(w)
 				g.stats.Refused++
 				w.granted <- err
 				continue

@@ -1,6 +1,7 @@
 package admission
 
 import (
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -71,6 +72,35 @@ func TestChange(t *testing.T) {
 		if s := g.Snapshot(); s.Used != (Limits{}) || len(s.Tenants) != 0 {
 			t.Errorf("something is left: %+v", s)
 		}
+	})
+}
+
+// TestChangeKeepsNoRoomForWhoIsRefused refuses one for whom room was kept.
+func TestChangeKeepsNoRoomForWhoIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Config{Total: Limits{Memory: 4 << 30}})
+		mustHold(t, g, "a", "ann", one)
+		large := make(chan error, 1)
+		go func() { large <- g.Hold(t.Context(), "b", "bob", Need{Memory: 4 << 30}) }()
+		synctest.Wait()
+		for i := range maxPassed + 1 {
+			id := fmt.Sprint("c", i)
+			go func() {
+				if g.Hold(t.Context(), id, "cid", one) == nil {
+					g.Release(id)
+				}
+			}()
+			synctest.Wait()
+		}
+		if g.kept == nil {
+			t.Fatal("no room is kept: the test has not brought about what it is for")
+		}
+		g.Change(Config{Total: Limits{Memory: 2 << 30}})
+		if err := <-large; kindOf(err) != "quota" || g.kept != nil {
+			t.Errorf("it came to %v, and room is kept for %+v", err, g.kept)
+		}
+		mustHold(t, g, "d", "cid", one)
+		check(t, g)
 	})
 }
 
