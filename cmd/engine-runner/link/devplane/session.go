@@ -267,8 +267,9 @@ func (c *call) log(m *wire.Log) {
 	}
 }
 
-// later are the kinds of refusals after which it is worth to ask again.
-var later = map[string]bool{"at_capacity": true, "outbox_full": true, "draining": true, "stale": true, "no_outbox": true}
+// later are the kinds of refusals after which it is worth to ask again. Both ends have
+// proved that they know the secret, so what has a wrong signature was changed on its way.
+var later = map[string]bool{"at_capacity": true, "outbox_full": true, "draining": true, "stale": true, "no_outbox": true, "bad_mac": true}
 
 // refused takes in that a request had no effect. The lock is held.
 func (p *Plane) refused(s *session, m *wire.Refused) {
