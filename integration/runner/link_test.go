@@ -223,3 +223,35 @@ func TestLinkedServiceStops(t *testing.T) {
 		t.Errorf("%s", done)
 	}
 }
+
+// TestLinkedReload changes the control plane's part of the config while an invocation is
+// under way: its connection ends, and it does not.
+func TestLinkedReload(t *testing.T) {
+	l := newLinked(t, "embedded")
+	p := l.start(t)
+	l.connected(t)
+	spec := l.spec("echo begun >&2; sleep 4; echo done", "")
+	call := testenv.Start(t, nil, "engine", "controlplane", "--dir", l.path("controlplane"), "call", "shop", "workload.execute", "@"+spec,
+		"--key", l.path("alice.pem"), "--approver", "alice", "--yes", "--id", "through")
+	testenv.WaitFor(t, testenv.Patience, "the program to run", func() bool {
+		s, err := l.client.Get(context.Background(), "through", 1, 0)
+		return err == nil && strings.Contains(strings.Join(s.Lines, "\n"), "begun")
+	})
+	old, err := os.ReadFile(l.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.write("linked.yaml", string(old)+"  maxConcurrent: 3\n")
+	p.Signal(t, syscall.SIGHUP)
+	l.connected(t) // anew
+	if list, err := l.client.Runners(context.Background()); err != nil || len(list) != 1 || list[0].Capacity.Max != 3 || list[0].Capacity.Running != 1 {
+		t.Errorf("the runner tells %+v, %v", list, err)
+	}
+	if done := call.Wait(t); done.Status != 0 || !strings.Contains(done.Stdout, "done") {
+		t.Errorf("%s", done)
+	}
+	s, err := l.client.Get(context.Background(), "through", 1, 0)
+	if err != nil || s.Result == nil || s.Result.Resumed || s.Result.Error != nil {
+		t.Errorf("result = %+v, %v, want that of the process that began it", s.Result, err)
+	}
+}
