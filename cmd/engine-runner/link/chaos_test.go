@@ -125,12 +125,13 @@ func startRunner(t *testing.T, dir, url string) *exec.Cmd {
 }
 
 // connected waits for the runner to be there, but for every fifth time.
-func (p plane) connected(t *testing.T, round int) {
+func (p plane) connected(t *testing.T, dir string, round int) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); round%5 > 0; time.Sleep(time.Millisecond) {
 		list, err := p.client.Runners(context.Background())
 		if err != nil || time.Now().After(deadline) {
-			t.Fatalf("the runner does not come: %v", err)
+			log, _ := os.ReadFile(filepath.Join(dir, "log"))
+			t.Fatalf("the runner does not come: %v\n%s", err, log[max(0, len(log)-4000):])
 		}
 		if len(list) == 1 && list[0].Connected {
 			return
@@ -198,7 +199,7 @@ func TestKilledFiftyTimes(t *testing.T) {
 			ids = append(ids, id)
 			p.ask(t, id, []string{"gone", "left"}[k%2], job{N: len(ids), Ms: rand.IntN(60), Lines: 5, Bytes: 10})
 		}
-		p.connected(t, i)
+		p.connected(t, dir, i)
 		time.Sleep(time.Duration(rand.IntN(80)) * time.Millisecond) // anywhere from there to the results
 		cmd.Process.Kill()
 		cmd.Wait()

@@ -66,11 +66,8 @@ func openOutbox(dir string, now time.Time) (*outbox, []entry, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := hold(lock); err != nil {
 		lock.Close()
-		if err == unix.EWOULDBLOCK {
-			err = errLocked
-		}
 		return nil, nil, err
 	}
 	o := &outbox{dir: dir, lock: lock}
@@ -83,6 +80,22 @@ func openOutbox(dir string, now time.Time) (*outbox, []entry, error) {
 		return nil, nil, err
 	}
 	return o, entries, nil
+}
+
+// lockPatience is for the lock of a runner that was killed: what it was about to start
+// holds it too until it has become another program.
+const lockPatience = 2 * time.Second
+
+func hold(lock *os.File) error {
+	for end := time.Now().Add(lockPatience); ; time.Sleep(5 * time.Millisecond) {
+		err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err != unix.EWOULDBLOCK && err != unix.EINTR:
+			return err
+		case time.Now().After(end):
+			return errLocked
+		}
+	}
 }
 
 var errLocked = errors.New("another runner is using it")
