@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"iter"
 	"math"
@@ -53,7 +54,7 @@ type Record struct {
 	Deadline *time.Time `json:"deadline"` // of a session that is ready; nil for every other run
 	Request  Request    `json:"request"`
 	Result   *Result    `json:"result"`   // nil until it has ended
-	Problems []string   `json:"problems"` // records that cannot be read
+	Problems []string   `json:"problems"` // records that cannot be read, and what is no record
 
 	newer   bool // some were written by a later version of the engine
 	unbegun bool // nothing is on record but the id, so there never was a sandbox
@@ -73,7 +74,13 @@ func (r Record) reason() string {
 
 // List returns all runs on record, the newest first, without their output. A state
 // directory that is not there has no runs.
-func (h Host) List() ([]Record, error) { return collect(h.All()) }
+func (h Host) List() ([]Record, error) {
+	records, err := collect(h.All())
+	for i := range records {
+		records[i].noteStrangers(h.withDirs())
+	}
+	return records, err
+}
 
 // Live is List of those runs alone that somebody watches over: of a host with many
 // records it reads few.
@@ -158,7 +165,20 @@ func (h Host) Load(prefix string) (Record, error) {
 	if err != nil {
 		return Record{}, Failed("no_record", "%w", err)
 	}
+	r.noteStrangers(h)
 	return r, nil
+}
+
+// noteStrangers adds to the problems what lies among the records and is none of them.
+func (r *Record) noteStrangers(h Host) {
+	run, err := journal.Open(h.StateDir, r.ID)
+	if err != nil {
+		return // removed since
+	}
+	names, _ := run.Strangers()
+	for _, name := range names {
+		r.Problems = append(r.Problems, fmt.Sprintf("cannot tell what file=%q of run %s is for", name, r.ID))
+	}
 }
 
 // FillOutput adds to a result what is on record of the output, which may be large.

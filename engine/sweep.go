@@ -1,7 +1,11 @@
 package engine
 
 import (
+	"errors"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"time"
 
 	"github.com/direct-oci/engine/engine/journal"
 	"github.com/direct-oci/engine/engine/ociruntime"
@@ -17,6 +21,9 @@ func (h Host) sweeps(dryRun bool) []task {
 	}{
 		{h.StateDir, "left by a crash while a record was made or removed", func() ([]string, error) {
 			return journal.Sweep(h.StateDir, dryRun)
+		}},
+		{h.StateDir, "left by a crash while a receipt, its key or an approval was written", func() ([]string, error) {
+			return h.sweepHalves(dryRun)
 		}},
 		{h.imageDir(), "left by a crash while an image was made or removed", func() ([]string, error) {
 			return image.Store{Dir: h.imageDir()}.Sweep(dryRun)
@@ -47,6 +54,34 @@ func (h Host) sweeps(dryRun bool) []task {
 		}})
 	}
 	return tasks
+}
+
+// halfOld is how old a file must be to be left by a crash, and not just being written.
+const halfOld = time.Hour
+
+// sweepHalves removes what the governed runner writes its files into before they have
+// their names: one may hold a key.
+func (h Host) sweepHalves(dryRun bool) ([]string, error) {
+	var swept []string
+	for _, dir := range []string{"receipts", "approvals/last"} {
+		halves, err := filepath.Glob(filepath.Join(h.StateDir, dir, "new-*"))
+		if err != nil {
+			return swept, err
+		}
+		for _, path := range halves {
+			info, err := os.Lstat(path)
+			if err != nil || !info.Mode().IsRegular() || time.Since(info.ModTime()) < halfOld {
+				continue
+			}
+			if !dryRun {
+				if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+					return swept, err
+				}
+			}
+			swept = append(swept, path)
+		}
+	}
+	return swept, nil
 }
 
 func (h Host) sweepLayerStores(dryRun bool) ([]string, error) {

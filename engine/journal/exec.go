@@ -37,7 +37,7 @@ func ValidExecID(id string) bool {
 	return id != "" && len(id) <= 128
 }
 
-func execsDir(stateDir, run string) string { return filepath.Join(RunDir(stateDir, run), "exec") }
+func execsDir(stateDir, run string) string { return filepath.Join(RunDir(stateDir, run), execsName) }
 
 // ExecOutputPath is where the output of an exec of the run is recorded. Neither need
 // exist; an id that is none names no file.
@@ -65,7 +65,7 @@ func (r *Run) CreateExec(id string, intent any) (*ExecRecord, error) {
 }
 
 func (r *Run) createExec(id string, intent any) (*ExecRecord, error) {
-	e := &ExecRecord{id: r.id + "/" + id, dir: filepath.Join(r.dir, "exec", id), synced: make(chan struct{})}
+	e := &ExecRecord{id: r.id + "/" + id, dir: filepath.Join(r.dir, execsName, id), synced: make(chan struct{})}
 	data, err := encodeRecord(e.id, Intent, intent)
 	if err != nil {
 		return nil, err

@@ -56,6 +56,7 @@ const (
 	lockName   = "lock"
 	outputName = "output.log"
 	auditName  = "network.log"
+	execsName  = "exec"
 
 	// reserveName is a file of reserveSize bytes that makes room for the last
 	// records when the disk is full.

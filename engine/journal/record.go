@@ -282,3 +282,23 @@ func (r *Run) Last() (name string, problems []error) {
 	}
 	return name, problems
 }
+
+// Strangers are the names in the run's directory that this version of the journal does
+// not give: a later version's, or somebody's. Nothing is made of them.
+func (r *Run) Strangers() ([]string, error) {
+	entries, err := os.ReadDir(r.dir)
+	if err != nil {
+		return nil, err
+	}
+	known := []string{lockName, outputName, auditName, reserveName, execsName}
+	for _, name := range append([]string{Deadline, Ended}, order...) {
+		known = append(known, name+".json", name+".json.tmp")
+	}
+	var names []string
+	for _, e := range entries {
+		if !slices.Contains(known, e.Name()) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}

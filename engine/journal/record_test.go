@@ -170,3 +170,27 @@ func FuzzReadRecord(f *testing.F) {
 		}
 	})
 }
+
+// TestStrangersAreTold writes every file that a run may have, and some that it may not.
+func TestStrangersAreTold(t *testing.T) {
+	r := create(t, t.TempDir(), idA)
+	for _, name := range append([]string{Deadline, Ended}, order...) {
+		if err := r.Write(name, 1, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.Reserve(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := r.Strangers(); err != nil || len(got) > 0 {
+		t.Errorf("Strangers = %q, %v, want none", got, err)
+	}
+	for _, name := range []string{"exit", "moved.json", "output.log.1", ".swp"} {
+		if err := os.WriteFile(filepath.Join(r.Dir(), name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := r.Strangers(); err != nil || !slices.Equal(got, []string{".swp", "exit", "moved.json", "output.log.1"}) {
+		t.Errorf("Strangers = %q, %v, want those that are no record", got, err)
+	}
+}

@@ -80,6 +80,13 @@ func TestTornRecords(t *testing.T) {
 			}
 			b.edit(id, name, func(text string) string { return text[:len(text)/2] })
 			problem := "cannot read record " + name + " of run " + id
+			if err := os.WriteFile(b.path("state/runs", id, "moved.json"), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			stranger := "cannot tell what file=\"moved.json\" of run " + id + " is for"
+			if o := b.engine(nil, "ps"); o.status != 0 || !strings.Contains(o.stderr, stranger) {
+				t.Errorf("engine ps does not tell of a file that is no record:\n%s", o)
+			}
 			if o := b.engine(nil, "ps"); !strings.Contains(o.stdout, id) || !strings.Contains(o.stderr, problem) {
 				t.Errorf("engine ps does not tell of it:\n%s", o)
 			}
@@ -149,8 +156,8 @@ func TestGCSpares(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, file := range []string{"run/version-runc-1-2-3-4.99", "run/layer-stamp-00.new"} {
-		if err := errors.Join(os.WriteFile(b.path(file), nil, 0o600), os.Chtimes(b.path(file), old, old)); err != nil {
+	for _, file := range []string{"run/version-runc-1-2-3-4.99", "run/layer-stamp-00.new", "state/receipts/new-1"} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(b.path(file)), 0o700), os.WriteFile(b.path(file), nil, 0o600), os.Chtimes(b.path(file), old, old)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -165,7 +172,7 @@ func TestGCSpares(t *testing.T) {
 		slices.Sort(names)
 		return names
 	}
-	if got, want := objects(), []string{".new-x", ".old-x", ".tmp-1", "layer-stamp-00.new", "version-runc-1-2-3-4.99"}; !slices.Equal(got, want) {
+	if got, want := objects(), []string{".new-x", ".old-x", ".tmp-1", "layer-stamp-00.new", "new-1", "version-runc-1-2-3-4.99"}; !slices.Equal(got, want) {
 		t.Errorf("gc removed %q, want %q: a layer stays while there is a run", got, want)
 	}
 	if o := b.engine(nil, "kill", id); o.status != 0 {
