@@ -3,8 +3,12 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -12,7 +16,9 @@ import (
 
 	"github.com/direct-oci/engine/capability/secret"
 	"github.com/direct-oci/engine/cmd/cli"
+	"github.com/direct-oci/engine/cmd/engine-runner/api"
 	"github.com/direct-oci/engine/cmd/engine-runner/config"
+	"github.com/direct-oci/engine/cmd/engine-runner/link"
 	"github.com/direct-oci/engine/engine"
 )
 
@@ -22,8 +28,10 @@ func (a *app) configCommand() *cobra.Command {
 		Use:   "check [FILE]",
 		Short: "say everything that is wrong with the config",
 		Long: "check reads the config as the runner would and says everything that is wrong with\n" +
-			"it, with lines. With --secrets it also reads every secret, commands included, and\n" +
-			"says which cannot be had. No value is ever printed.",
+			"it, with lines, and whether users, groups and certificates that it names are on this\n" +
+			"host. It warns of files of secrets that everybody may read. With --secrets it also\n" +
+			"reads every secret, commands included, and says which cannot be had. No value is\n" +
+			"ever printed.",
 		Args: cli.Between(0, 1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.checkConfig(cmd.Context(), args, secrets) },
 	}
@@ -52,6 +60,9 @@ func (a *app) checkConfig(ctx context.Context, args []string, readSecrets bool) 
 	if err != nil {
 		return err
 	}
+	if err := a.checkHost(c); err != nil {
+		return err
+	}
 	if readSecrets {
 		if err := a.checkSecrets(ctx, c); err != nil {
 			return err
@@ -63,11 +74,62 @@ func (a *app) checkConfig(ctx context.Context, args []string, readSecrets bool) 
 	return a.Print(fmt.Sprintf("the config is well: %d projects, %d approvers\n", len(c.Projects), len(c.Approvers)))
 }
 
-// checkSecrets reads every secret and says which of them cannot be had.
-func (a *app) checkSecrets(ctx context.Context, c config.Config) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
+// checkHost says what of this host the service could not use, and warns of secrets that
+// lie open.
+func (a *app) checkHost(c config.Config) error {
+	var problems []error
+	_, err := api.NewPolicy(c)
+	problems = append(problems, err)
+	_, err = api.NewTLS(c.Serve().TCP)
+	problems = append(problems, err)
+	if c.ControlPlane != nil {
+		_, err = link.Roots(c.ControlPlane.CAFile)
+		problems = append(problems, err)
+	}
+	problems = slices.DeleteFunc(problems, func(err error) bool { return err == nil })
+	files := map[string]string{}
+	if t := c.Serve().TCP; t != nil {
+		files["service.tcp.key"] = t.Key
+	}
+	for name, s := range secretsOf(c) {
+		files[name] = s.File
+	}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if openToAll(files[name]) {
+			a.Say("a warning: everybody on this host may read "+name+" in "+files[name], "run chmod o-rwx "+files[name])
+		}
+	}
+	if len(problems) <= 1 {
+		return errors.Join(problems...)
+	}
+	for _, err := range problems {
+		a.Say(asError(err).Message, asError(err).Fix)
+	}
+	return engine.Refused("bad_config", "cannot use %d things that the config names", len(problems))
+}
+
+// openToAll tells whether every user of the host may read a file.
+func openToAll(path string) bool {
+	want := fs.FileMode(0o004)
+	for filepath.IsAbs(path) {
+		info, err := os.Stat(path)
+		if err != nil || info.Mode().Perm()&want == 0 {
+			return false
+		}
+		if path == "/" {
+			return true
+		}
+		path, want = filepath.Dir(path), 0o001
+	}
+	return false
+}
+
+// secretsOf are all secrets of a config, by their keys.
+func secretsOf(c config.Config) map[string]secret.Source {
 	all := map[string]secret.Source{}
+	if c.ControlPlane != nil {
+		all["controlPlane.signingSecret"] = c.ControlPlane.SigningSecret
+	}
 	for name, s := range c.Secrets {
 		all["secrets."+name] = s
 	}
@@ -81,13 +143,16 @@ func (a *app) checkSecrets(ctx context.Context, c config.Config) error {
 			}
 		}
 	}
-	var names []string
-	for name := range all {
-		names = append(names, name)
-	}
-	slices.Sort(names)
+	return all
+}
+
+// checkSecrets reads every secret and says which of them cannot be had.
+func (a *app) checkSecrets(ctx context.Context, c config.Config) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	all := secretsOf(c)
 	missing := 0
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(all)) {
 		if _, err := all[name].Read(ctx, os.Getenv("CREDENTIALS_DIRECTORY")); err != nil {
 			a.Say(fmt.Sprintf("cannot get %s from %s: %v", name, all[name], err), "")
 			missing++

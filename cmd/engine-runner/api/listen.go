@@ -136,7 +136,8 @@ func listenUnix(path string) (net.Listener, error) {
 			WithFix("stop the other one, or choose another service.socket")
 	}
 	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
-		return nil, engine.Failed("no_socket", "cannot listen on socket=%s: it is something else", path).WithFix("choose another service.socket")
+		return nil, engine.Failed("no_socket", "cannot listen on socket=%s: what is there is no socket", path).
+			WithFix("remove it, or choose another service.socket")
 	} else if err == nil {
 		if err := os.Remove(path); err != nil {
 			return nil, engine.Failed("no_socket", "cannot replace socket=%s: %w", path, err)

@@ -194,14 +194,7 @@ func (k *checker) sandbox(s Sandbox) {
 	if s.Image == "" {
 		k.bad("sandbox.image", "is empty", "name an imported image, see engine image ls")
 	}
-	runtimes := engine.Runtimes[1:] // auto would leave open what an approval has to name
-	if s.Runtime != "" && !slices.Contains(runtimes, s.Runtime) {
-		fix := ""
-		if best := spelling.Nearest(s.Runtime, runtimes); best != "" {
-			fix = "did you mean " + best + "?"
-		}
-		k.bad("sandbox.runtime", "is none of "+strings.Join(runtimes, ", "), fix)
-	}
+	k.runtime("sandbox.runtime", s.Runtime, engine.Runtimes[1:]) // auto would leave open what an approval has to name
 	k.limits("sandbox.limits", s.Limits)
 	if s.Dependencies != nil {
 		k.dependencies(*s.Dependencies)
@@ -209,6 +202,18 @@ func (k *checker) sandbox(s Sandbox) {
 	if _, err := sandbox.ParseGrants(s.Egress.Allow); err != nil {
 		k.bad("sandbox.egress.allow", "is no list of grants: "+err.Error(), engine.AsError(err).Fix)
 	}
+}
+
+// runtime wants one of known, or nothing.
+func (k *checker) runtime(at, name string, known []string) {
+	if name == "" || slices.Contains(known, name) {
+		return
+	}
+	fix := ""
+	if best := spelling.Nearest(name, known); best != "" {
+		fix = "did you mean " + best + "?"
+	}
+	k.bad(at, "is none of "+strings.Join(known, ", "), fix)
 }
 
 func keys[T any](m map[string]T) []string {

@@ -79,7 +79,7 @@ type Mask struct {
 // Sandbox is how programs are run.
 type Sandbox struct {
 	Image            string        `json:"image" doc:"name of an imported image, see engine image import" required:"true"`
-	Runtime          string        `json:"runtime" doc:"runsc, embedded, runc or crun; default runsc"`
+	Runtime          string        `json:"runtime" doc:"runsc, direct, embedded, runc or crun; default runsc"`
 	Limits           Limits        `json:"limits" doc:"maxima; a call may ask for less"`
 	Egress           Egress        `json:"egress" doc:"the most that a program can be granted; default nothing"`
 	Dependencies     *Dependencies `json:"dependencies" doc:"what programs may have installed before they run; without it nothing"`
@@ -136,19 +136,20 @@ func (e *Error) Error() string {
 		if p.Key != "" {
 			at += p.Key + " "
 		}
+		if p.Fix != "" && len(e.Problems) > 1 { // each beside what it cures
+			p.Message += " (" + p.Fix + ")"
+		}
 		texts = append(texts, at+p.Message)
 	}
 	return "cannot use config=" + e.Source + ": " + strings.Join(texts, "; ")
 }
 
-// Remedy is that of the first problem which has one.
+// Remedy is that of the only problem. Those of several stand beside them.
 func (e *Error) Remedy() string {
-	for _, p := range e.Problems {
-		if p.Fix != "" {
-			return p.Fix
-		}
+	if len(e.Problems) != 1 {
+		return ""
 	}
-	return ""
+	return e.Problems[0].Fix
 }
 
 // Variable is the environment variable of the config: the path of its file, or all of
@@ -181,6 +182,10 @@ func Load(path string) (Config, error) {
 		return Config{}, &Error{path, []Problem{{Message: "cannot be read: " + cause(err), Fix: "name a config with --config or in $" + Variable}}}
 	}
 	defer f.Close()
+	if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && info.Mode().Perm()&0o002 != 0 {
+		// Whoever writes it names commands that the runner starts as itself.
+		return Config{}, &Error{path, []Problem{{Message: "can be changed by everybody", Fix: "run chmod o-w " + path}}}
+	}
 	data, err := io.ReadAll(io.LimitReader(f, maxConfig+1))
 	if err != nil {
 		return Config{}, &Error{path, []Problem{{Message: "cannot be read: " + cause(err)}}}
@@ -219,8 +224,9 @@ func Parse(source string, data []byte) (Config, error) {
 		d.document(data, &c)
 	}
 	c.lines = d.lines
-	if len(d.problems) == 0 {
-		d.problems = c.check()
+	if _, read := d.lines[""]; read {
+		d.problems = append(d.problems, d.others(c.check())...)
+		sortProblems(d.problems)
 	}
 	if len(d.problems) > 0 {
 		return Config{}, &Error{source, d.problems}

@@ -151,7 +151,7 @@ func TestProblems(t *testing.T) {
 	tests := []struct{ name, text, want, fix string }{
 		{"an unknown key", "development: true\nsandbox:\n  image: x\n  runtme: runsc\n", "line 4: sandbox.runtme is no key of a config", "did you mean runtime?"},
 		{"a key in other letters", "Development: true", "line 1: Development is no key", "did you mean development?"},
-		{"a key that comes twice", "development: true\ndevelopment: false\n", "line 2: a key comes twice", ""},
+		{"a key that comes twice", "development: true\ndevelopment: false\n", "line 2: the key development comes twice", ""},
 		{"a number for a string", "stateDir: 5", "line 1: stateDir is not a string", ""},
 		{"a string for a number", "sandbox: {image: x, limits: {cpus: many}}", "sandbox.limits.cpus is not a number", ""},
 		{"half a process", "sandbox: {image: x, limits: {pids: 1.5}}", "is not a whole number", ""},
@@ -210,7 +210,15 @@ func TestProblems(t *testing.T) {
 		{"clients without a CA", "service: {tcp: {listen: ':1', certificate: /c, key: /k, clients: {ci: {allow: run}}}}", "needs clientCA", ""},
 		{"an address without TLS", "service: {tcp: {listen: ':1'}}", "service.tcp.certificate is missing", ""},
 		{"a mistyped key of the service", "service: {sokcet: /x}", "service.sokcet is no key", "did you mean socket?"},
-		{"all at once", "developmnt: true\nstateDir: 5\n", "line 2: stateDir", "did you mean development?"},
+		{"all at once", "developmnt: true\nstateDir: 5\nservice: {gcSeconds: -1}\n", "line 1: developmnt is no key of a config (did you mean development?); line 2: stateDir is not a string: put it into quotes; line 3: service.gcSeconds is negative", ""},
+		{"a list for a string", "stateDir: [a]", "stateDir is not a string", ""},
+		{"nothing said of what could not be read", "service: {access: [{grop: engine, allow: run}]}", "line 1: service.access[0].grop is no key", "did you mean group?"},
+		{"nothing said of what was meant", "sandbox: {imag: box}", "line 1: sandbox.imag is no key", "did you mean image?"},
+		{"a runtime of sandboxes", "service: {sandboxes: {runtime: runcs}}", "service.sandboxes.runtime is none of auto, ", "did you mean run"},
+		{"a tenant's name", "service: {sandboxes: {tenants: {A b: {weight: 1}}}}", "is no name of a tenant", "lower-case"},
+		{"more than the most", "service: {sandboxes: {ttlSeconds: 20, maxTtlSeconds: 10}}", "service.sandboxes.ttlSeconds is more than maxTtlSeconds", ""},
+		{"a step's directory elsewhere", "service: {sandboxes: {stores: {stepDirs: [input, ../x]}}}", "stores.stepDirs[1] leads out of the step", "input"},
+		{"an address for a range", "service: {sandboxes: {callbacks: {allow: [10.1.2.3]}}}", "callbacks.allow[0] is no range of addresses", "10.1.2.3/32"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

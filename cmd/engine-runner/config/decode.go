@@ -6,6 +6,7 @@ import (
 	"math"
 	"reflect"
 	"regexp"
+	"slices"
 	"sort"
 	"strings"
 
@@ -25,6 +26,7 @@ import (
 type decoder struct {
 	problems []Problem
 	lines    map[string]int
+	misnamed []string // keys that are missing because another, which was written, was meant for them
 }
 
 func (d *decoder) problem(line int, key, message, fix string) {
@@ -60,11 +62,34 @@ func (d *decoder) syntax(err error) {
 		switch why := e.GetMessage(); {
 		case strings.HasPrefix(why, "mapping key "):
 			message = "a key comes twice"
+			if name := quotedKey.FindStringSubmatch(why); name != nil && keyForm.MatchString(name[1]) {
+				message = "the key " + name[1] + " comes twice"
+			}
 		case !strings.Contains(why, `"`): // the others quote
 			message += ": " + why
 		}
 	}
 	d.problem(line, "", message, "")
+}
+
+var quotedKey = regexp.MustCompile(`^mapping key "([^"]*)"`)
+
+// others are those problems of values that are not about, around or below a key which
+// could not be read: what is wrong there may be just that.
+func (d *decoder) others(problems []Problem) []Problem {
+	unread := slices.Clone(d.misnamed)
+	for _, p := range d.problems {
+		unread = append(unread, p.Key)
+	}
+	return slices.DeleteFunc(problems, func(p Problem) bool {
+		return slices.ContainsFunc(unread, func(key string) bool { return within(p.Key, key) || within(key, p.Key) })
+	})
+}
+
+// within tells whether a key is another or below it.
+func within(key, other string) bool {
+	rest, found := strings.CutPrefix(key, other)
+	return found && (rest == "" || other == "" || rest[0] == '.' || rest[0] == '[')
 }
 
 // maxDepth is more than any config has. The parser has no bound of its own, and takes a
@@ -149,8 +174,11 @@ func scalar(n ast.Node, v reflect.Value) string {
 	switch v.Kind() {
 	case reflect.String:
 		s, ok := text(n)
-		if !ok {
+		if _, plain := n.(ast.ScalarNode); !ok && plain {
 			return "a string: put it into quotes"
+		}
+		if !ok {
+			return "a string"
 		}
 		v.SetString(s)
 	case reflect.Bool:
@@ -254,6 +282,7 @@ func (d *decoder) object(at string, n ast.Node, v reflect.Value) {
 			fix := "known are " + strings.Join(names, ", ")
 			if best := spelling.Nearest(name, names); best != "" {
 				fix = "did you mean " + best + "?"
+				d.misnamed = append(d.misnamed, strings.TrimPrefix(at+"."+best, "."))
 			}
 			if v.Type() == sourceType && !strings.HasPrefix(fix, "did") {
 				path = at + ".?" // perhaps the value itself
@@ -269,8 +298,10 @@ func (d *decoder) object(at string, n ast.Node, v reflect.Value) {
 	}
 	for i := range v.NumField() {
 		f := v.Type().Field(i)
-		if name := f.Tag.Get("json"); f.Tag.Get("required") == "true" && !seen[name] {
-			d.problem(lineOf(n), strings.TrimPrefix(at+"."+name, "."), "is missing", "")
+		name := f.Tag.Get("json")
+		path := strings.TrimPrefix(at+"."+name, ".")
+		if f.Tag.Get("required") == "true" && !seen[name] && !slices.Contains(d.misnamed, path) {
+			d.problem(lineOf(n), path, "is missing", "")
 		}
 	}
 }

@@ -18,11 +18,19 @@ type Dependencies struct {
 	Scripts  bool      `json:"scripts" doc:"install scripts may be asked for, and are then part of what is approved"`
 	Unlocked bool      `json:"unlocked" doc:"programs may do without a lock; one is then made and reported"`
 	Shared   bool      `json:"shared" doc:"all projects use the same installed files, those with install scripts excepted; default each has its own"`
-	Limits   Limits    `json:"limits" doc:"of installing; what is installed lies in its memory meanwhile"`
+	Limits   Install   `json:"limits" doc:"of installing; what is installed lies in its memory meanwhile"`
 	MaxMB    int64     `json:"maxMb" doc:"MiB of the files of one program's dependencies; default 1024"`
 	MaxFiles int64     `json:"maxFiles" doc:"files, directories and links of them; default 200000"`
 	KeepMB   int64     `json:"keepMb" doc:"MiB that each project keeps on disk, the longest unused going first; default 8192"`
 	KeepDays int64     `json:"keepDays" doc:"days that what nobody uses is kept; default 30"`
+}
+
+// Install is Limits with other defaults.
+type Install struct {
+	CPUs           float64 `json:"cpus" doc:"default that of sandbox.limits"`
+	MemoryMB       float64 `json:"memoryMb" doc:"MiB; default 1024"`
+	TimeoutSeconds float64 `json:"timeoutSeconds" doc:"default 300"`
+	Pids           int64   `json:"pids" doc:"processes and threads; default that of sandbox.limits"`
 }
 
 // Registry is where packages of one kind come from.
@@ -100,7 +108,7 @@ func (k *checker) dependencies(d Dependencies) {
 	if d.CA != "" && !filepath.IsAbs(d.CA) {
 		k.bad(dependenciesKey+".ca", "is not an absolute path", "")
 	}
-	k.limits(dependenciesKey+".limits", d.Limits)
+	k.limits(dependenciesKey+".limits", Limits(d.Limits))
 	for name, v := range map[string]int64{"maxMb": d.MaxMB, "maxFiles": d.MaxFiles, "keepMb": d.KeepMB, "keepDays": d.KeepDays} {
 		if v < 0 || v > 1<<30 {
 			k.bad(dependenciesKey+"."+name, "is negative, or more than anybody has", "")

@@ -1,11 +1,13 @@
 package config
 
 import (
+	"fmt"
 	"maps"
 	"net/netip"
 	"path/filepath"
 	"time"
 
+	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/service"
 	"github.com/direct-oci/engine/service/admission"
 	"github.com/direct-oci/engine/service/callback"
@@ -24,8 +26,8 @@ type Sandboxes struct {
 	KeepEndedSeconds float64              `json:"keepEndedSeconds" doc:"how long one that has ended stays on record; default an hour"`
 	StartSeconds     float64              `json:"startSeconds" doc:"for a sandbox to answer; default a minute"`
 	Classes          map[string]SizeClass `json:"classes" doc:"sizes by name; default small, large and heavy"`
-	Total            Bounds               `json:"total" doc:"of all sandboxes of the host at once; default no bound"`
-	Tenant           Share                `json:"tenant" doc:"of each tenant that is not named below"`
+	Total            Bounds               `json:"total" doc:"of all sandboxes of the host at once; default nine tenths of its memory, eight times its CPUs and half of its processes, and never more than cgroupRoot has"`
+	Tenant           Share                `json:"tenant" doc:"of each tenant that is not named below; default the total alone bounds them"`
 	Tenants          map[string]Share     `json:"tenants" doc:"of tenants by name"`
 	Queue            int64                `json:"queue" doc:"who may wait for room at once; default 1000"`
 	WaitSeconds      float64              `json:"waitSeconds" doc:"the longest wait for room; default 30"`
@@ -137,6 +139,7 @@ func (k *checker) sandboxes(s Sandboxes) {
 	bounds("total", s.Total)
 	shares := map[string]Share{"tenant": s.Tenant}
 	for name, share := range s.Tenants {
+		k.tenantName("service.sandboxes.tenants."+name, name)
 		shares["tenants."+name] = share
 	}
 	for at, share := range shares {
@@ -153,11 +156,20 @@ func (k *checker) sandboxes(s Sandboxes) {
 			k.bad("service.sandboxes.stores."+key, "is not an absolute path", "")
 		}
 	}
-	numbers["stores.uid"], numbers["stores.gid"] = float64(s.Stores.UID), float64(s.Stores.GID)
-	for _, text := range s.Callbacks.Allow {
-		if _, err := netip.ParsePrefix(text); err != nil {
-			k.bad("service.sandboxes.callbacks.allow", "is no list of ranges", "write them as 10.1.2.0/24")
+	for i, dir := range s.Stores.StepDirs {
+		if !filepath.IsLocal(dir) {
+			k.bad(fmt.Sprintf("service.sandboxes.stores.stepDirs[%d]", i), "leads out of the step", "write it as input, or data/raw")
 		}
+	}
+	numbers["stores.uid"], numbers["stores.gid"] = float64(s.Stores.UID), float64(s.Stores.GID)
+	for i, text := range s.Callbacks.Allow {
+		if _, err := netip.ParsePrefix(text); err != nil {
+			k.bad(fmt.Sprintf("service.sandboxes.callbacks.allow[%d]", i), "is no range of addresses", "write it as 10.1.2.0/24, one address as 10.1.2.3/32")
+		}
+	}
+	k.runtime("service.sandboxes.runtime", s.Runtime, engine.Runtimes)
+	if s.MaxTTLSeconds > 0 && s.TTLSeconds > s.MaxTTLSeconds {
+		k.bad("service.sandboxes.ttlSeconds", "is more than maxTtlSeconds", "")
 	}
 	for key, v := range numbers {
 		if v < 0 || v > 1e9 {

@@ -37,8 +37,8 @@ type Maxima struct {
 
 // Access lets somebody use the socket.
 type Access struct {
-	User   string `json:"user" doc:"name or number; user and group: both must fit"`
-	Group  string `json:"group" doc:"name or number"`
+	User   string `json:"user" doc:"name, or number in quotes; user and group: both must fit"`
+	Group  string `json:"group" doc:"name, or number in quotes"`
 	Allow  string `json:"allow" doc:"read, run or admin" required:"true"`
 	Tenant string `json:"tenant" doc:"confine them to what belongs to this tenant; default they see all"`
 }
@@ -121,8 +121,14 @@ func (k *checker) allow(at, class string) {
 }
 
 func (k *checker) tenant(at, tenant string) {
-	if tenant != "" && !slugForm.MatchString(tenant) {
-		k.bad(at+".tenant", "is no name of a tenant", "use lower-case letters, digits, dots, _ and -")
+	if tenant != "" {
+		k.tenantName(at+".tenant", tenant)
+	}
+}
+
+func (k *checker) tenantName(at, name string) {
+	if !slugForm.MatchString(name) {
+		k.bad(at, "is no name of a tenant", "use lower-case letters, digits, dots, _ and -")
 	}
 }
 

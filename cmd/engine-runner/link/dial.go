@@ -27,9 +27,9 @@ type dialer struct {
 }
 
 func newDialer(s Settings, t times) (*dialer, error) {
-	roots, err := readRoots(s.CAFile)
+	roots, err := Roots(s.CAFile)
 	if err != nil {
-		return nil, engine.Refused("bad_config", "cannot use controlPlane.caFile=%s: %w", s.CAFile, err)
+		return nil, err
 	}
 	transport := &http.Transport{
 		Proxy:                  http.ProxyFromEnvironment,
@@ -49,7 +49,17 @@ func newDialer(s Settings, t times) (*dialer, error) {
 
 const maxCAFile = 4 << 20
 
-// readRoots reads certificates in PEM; nil is the system's.
+// Roots reads the certificates that may have signed a plane's; nil is the system's. The
+// error is an *engine.Error.
+func Roots(path string) (*x509.CertPool, error) {
+	roots, err := readRoots(path)
+	if err != nil {
+		return nil, engine.Refused("bad_config", "cannot use controlPlane.caFile=%s: %w", path, err)
+	}
+	return roots, nil
+}
+
+// readRoots reads certificates in PEM.
 func readRoots(path string) (*x509.CertPool, error) {
 	if path == "" {
 		return nil, nil
