@@ -78,12 +78,16 @@ func (p *plan) limit(hierarchy cgroups.Hierarchy, req Request, record *journal.R
 	if len(unenforced) == 0 || req.BestEffortLimits {
 		return nil
 	}
-	names := strings.Join(unenforced, ",")
 	if missing := hierarchy.Unsupported(unenforced[0]); missing != nil {
-		e := Failed("no_limit", "cannot enforce limit=%s: %w", names, missing)
-		return e.WithFix(e.Fix + "; or run without it by --best-effort-limits, to try things out")
+		return noLimit(strings.Join(unenforced, ","), missing)
 	}
-	return Failed("no_limit", "cannot enforce limit=%s: its controller was missing a moment ago", names).WithFix("try again")
+	return Failed("no_limit", "cannot enforce limit=%s: its controller was missing a moment ago", strings.Join(unenforced, ",")).WithFix("try again")
+}
+
+// noLimit refuses a host that lacks what a limit needs.
+func noLimit(names string, missing error) *Error {
+	e := Failed("no_limit", "cannot enforce limit=%s: %w", names, missing)
+	return e.WithFix(e.Fix + "; or, to try things out, go without it: --best-effort-limits, bestEffortLimits in a config")
 }
 
 // controls reports whether groups of runs have all these controllers.

@@ -37,8 +37,9 @@ const probeGroup = "run/ready"
 
 // Ready is why no run could start on this host now, whatever it asked for, or nil: it
 // looks at what Start looks at, makes a cgroup where runs have theirs, and asks the
-// monitor for its version. The error is an *Error.
-func (h Host) Ready(ctx context.Context) error {
+// monitor for its version. With bestEffortLimits controllers may be missing. The error is
+// an *Error.
+func (h Host) Ready(ctx context.Context, bestEffortLimits bool) error {
 	h, err := h.ready()
 	if err != nil {
 		return err
@@ -46,6 +47,11 @@ func (h Host) Ready(ctx context.Context) error {
 	hierarchy, err := cgroups.Open(h.CgroupRoot)
 	if err != nil {
 		return Failed("no_cgroup", "%w", err)
+	}
+	for _, limit := range []string{"cpus", "memory", "pids"} {
+		if missing := hierarchy.Unsupported(limit); missing != nil && !bestEffortLimits {
+			return noLimit(limit, missing)
+		}
 	}
 	group := hierarchy.Group(probeGroup)
 	if err := unix.Mkdir(group.Dir, 0o755); err != nil && err != unix.EEXIST {

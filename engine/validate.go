@@ -49,7 +49,7 @@ func (r Request) Validate() error {
 	}
 	if (r.Image == "") == (r.Rootfs == "") {
 		return Refused("bad_root", "cannot choose a root: want exactly one of image=%q and rootfs=%q", r.Image, r.Rootfs).
-			WithFix("name an imported image with --image, or a directory with --rootfs")
+			WithFix("name an imported image, or a directory: --image or --rootfs")
 	}
 	if r.Rootfs != "" && (!path.IsAbs(r.Rootfs) || path.Clean(r.Rootfs) == "/") {
 		return Refused("bad_root", "cannot accept rootfs=%q: want the absolute path of a directory other than /", r.Rootfs)

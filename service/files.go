@@ -52,6 +52,10 @@ func (m *Manager) Files(ctx context.Context, nameOrID string) (*Files, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A paused guest would be waited for until it is taken for one that is stopped.
+	if now, err := m.engine.Usage(id); err == nil && now.Paused {
+		return nil, engine.Refused("paused", "cannot reach the files of sandbox=%s: it is paused", nameOrID).WithFix("resume it first")
+	}
 	for {
 		c, mine, err := m.files.use(id)
 		if err != nil {

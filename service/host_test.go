@@ -219,6 +219,9 @@ func TestSandboxOnTheEngine(t *testing.T) {
 		if sb, err := m.Get(t.Context(), sb.ID); err != nil || sb.State != Paused || !sb.Alive {
 			t.Errorf("a paused one is %+v, %v", sb, err)
 		}
+		if _, err := m.Files(t.Context(), s.Name); !isKind(err, "paused") {
+			t.Errorf("files of a paused one: %v, want kind paused", err)
+		}
 		if err := m.Resume(t.Context(), s.Name); err != nil {
 			t.Fatal(err)
 		}

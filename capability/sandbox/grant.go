@@ -72,8 +72,9 @@ func Grants(p egress.Policy) []string {
 
 // Resolve is the policy that a program gets which asks for egress: false, nothing;
 // true, all that the ceiling has; a grant, or a list of them, just those. Nothing
-// above the ceiling is granted. The error is an *engine.Error.
-func Resolve(ask any, ceiling egress.Policy) (egress.Policy, error) {
+// above the ceiling is granted, which the config has under key. The error is an
+// *engine.Error.
+func Resolve(ask any, ceiling egress.Policy, key string) (egress.Policy, error) {
 	var grants []string
 	switch ask := ask.(type) {
 	case nil:
@@ -82,8 +83,8 @@ func Resolve(ask any, ceiling egress.Policy) (egress.Policy, error) {
 			break
 		}
 		if ceiling.Mode() == "none" {
-			return egress.Policy{}, engine.Refused("egress_refused", "cannot grant egress: this runner grants none").
-				WithFix("ask without egress, or have sandbox.egress in the runner's config changed")
+			return egress.Policy{}, engine.Refused("egress_refused", "cannot grant egress: the config grants none").
+				WithFix("ask without egress, or have " + key + " in the config changed")
 		}
 		p := ceiling
 		p.Limits = egress.Limits{}
@@ -103,8 +104,8 @@ func Resolve(ask any, ceiling egress.Policy) (egress.Policy, error) {
 		return egress.Policy{}, err
 	}
 	if g := above(p, ceiling); g != "" {
-		return egress.Policy{}, engine.Refused("egress_refused", "cannot grant egress=%s: it is above what this runner grants", g).
-			WithFix("ask for less, or have sandbox.egress in the runner's config changed")
+		return egress.Policy{}, engine.Refused("egress_refused", "cannot grant egress=%s: it is above what the config grants", g).
+			WithFix("ask for less, or have " + key + " in the config changed")
 	}
 	return p, nil
 }

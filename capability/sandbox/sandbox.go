@@ -64,7 +64,7 @@ type Plan struct {
 
 // Plan resolves what was asked for. The error is an *engine.Error.
 func (p Profile) Plan(ask Ask) (Plan, error) {
-	policy, err := Resolve(ask.Egress, p.Ceiling)
+	policy, err := Resolve(ask.Egress, p.Ceiling, "sandbox.egress")
 	if err != nil {
 		return Plan{}, err
 	}

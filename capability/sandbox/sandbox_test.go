@@ -50,7 +50,7 @@ func TestResolve(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			got, err := Resolve(tt.ask, ceiling)
+			got, err := Resolve(tt.ask, ceiling, "sandbox.egress")
 			text := strings.Join(Grants(got), " ")
 			var e *engine.Error
 			if errors.As(err, &e) {
@@ -61,16 +61,16 @@ func TestResolve(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Resolve(true, egress.Policy{}); err == nil {
+	if _, err := Resolve(true, egress.Policy{}, "sandbox.egress"); err == nil {
 		t.Error("egress is granted without a ceiling")
 	}
 	internet := policy(t, "internet")
 	for _, ask := range []any{true, "internet", "example.com:22"} {
-		if _, err := Resolve(ask, internet); err != nil {
+		if _, err := Resolve(ask, internet, "sandbox.egress"); err != nil {
 			t.Errorf("Resolve(%v) under internet: %v", ask, err)
 		}
 	}
-	if _, err := Resolve("10.0.0.1/32:22", internet); err == nil {
+	if _, err := Resolve("10.0.0.1/32:22", internet, "sandbox.egress"); err == nil {
 		t.Error("a private address is granted as public")
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"os/user"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -245,13 +246,28 @@ func (a *app) planeCall(ctx context.Context, d *dialledFlags, args []string) err
 		return err
 	}
 	a.progress(d.quiet)("invocation " + shown.ID + " for runner " + shown.Runner)
-	if shown, err = client.Follow(ctx, shown.ID, a.progress(d.quiet)); err != nil {
+	if !connected(ctx, client, shown.Runner) {
+		a.progress(d.quiet)("runner " + shown.Runner + " is not connected: waiting for it")
+	}
+	id := shown.ID
+	shown, err = client.Follow(ctx, id, a.progress(d.quiet))
+	if ctx.Err() != nil {
+		return engine.Failed("cancelled", "cannot follow invocation=%s any more: interrupted", id).
+			WithFix("it goes on: follow it by the same command with --id " + id + ", or end it with engine controlplane cancel " + id)
+	}
+	if err != nil {
 		return err
 	}
 	if shown.Error != nil {
 		return shown.Error
 	}
 	return a.printResult(d, *shown.Result)
+}
+
+// connected tells whether a runner has a connection; also if that cannot be told.
+func connected(ctx context.Context, client *devplane.Client, runner string) bool {
+	list, err := client.Runners(ctx)
+	return err != nil || slices.ContainsFunc(list, func(r devplane.Runner) bool { return r.Identity == runner && r.Connected })
 }
 
 // printResult prints what came of an invocation, and keeps its receipt.
@@ -294,6 +310,9 @@ func (a *app) approveDialled(ctx context.Context, d *dialledFlags, client *devpl
 	r, err := client.Review(ctx, ask)
 	if err != nil || r.Hazard == capability.Read {
 		return nil, err
+	}
+	if d.approver == "" {
+		return nil, engine.Refused("no_approver", "cannot approve as nobody").WithFix("name yourself with --approver, as the runner's config does")
 	}
 	if _, err := io.WriteString(a.stderr, visibleLines(r.Text)); err != nil {
 		return nil, engine.Failed("no_output", "cannot show what would be done: %w", err)

@@ -45,6 +45,9 @@ type ArchiveError struct {
 }
 
 func (e *ArchiveError) Error() string {
+	if e.Path == "" {
+		return "cannot read the archive: " + e.Why
+	}
 	return fmt.Sprintf("cannot archive path=%.200q: %s", e.Path, e.Why)
 }
 

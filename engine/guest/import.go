@@ -59,7 +59,7 @@ func (f *Files) Import(ctx context.Context, dir string, r io.Reader, l ArchiveLi
 			return i.done, i.finish()
 		}
 		if err != nil {
-			return i.done, &ArchiveError{"", fmt.Sprintf("it cannot be read: %v", err)}
+			return i.done, &ArchiveError{"", fmt.Sprintf("it is no tar archive, or not a whole one: %v", err)}
 		}
 		if err := i.entry(header, in); err != nil {
 			return i.done, err

@@ -303,6 +303,30 @@ func TestHealthMeansIt(t *testing.T) {
 	failing("start", "version_mismatch", "together")
 }
 
+// TestHealthKnowsTheLimits compares health with a start where limits have to be kept, on
+// hosts that can keep them and on those that cannot.
+func TestHealthKnowsTheLimits(t *testing.T) {
+	b := newBed(t, "")
+	b.configure("")
+	text, err := os.ReadFile(b.path("config.yaml"))
+	if err == nil {
+		text = []byte(strings.Replace(string(text), "service:\n  bestEffortLimits: true", "service:\n  bestEffortLimits: false", 1))
+		err = os.WriteFile(b.path("config.yaml"), text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, ctx := b.start(), patient(t)
+	h, err := c.Health(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = c.StartRun(ctx, script("true"))
+	if h.OK != (err == nil) || !h.OK && (h.Checks[0].Kind != "no_limit" || !client.IsKind(err, "no_limit")) {
+		t.Errorf("health says %+v, and a start %v", h, err)
+	}
+}
+
 // TestTCP speaks TLS with a token and with a certificate, and to nobody else.
 func TestTCP(t *testing.T) {
 	b := newBed(t, "")

@@ -288,6 +288,8 @@ func TestUnknownRoutes(t *testing.T) {
 		{"POST", "/v1/version", "bad_method", "", 405},
 		{"BREW", "/v1/runs", "bad_method", "", 405},
 		{"GET", "/v1/runs?lable=a", "bad_parameter", "label", 400},
+		{"GET", "/v1/runs/aaaaaaaaaaaaaaaa/wait?timeout=1", "bad_parameter", "known are seconds", 400},
+		{"GET", "/v1/version?x=1", "bad_parameter", "leave it out", 400},
 		{"GET", "/v1/runs/..%2f..%2fetc", "bad_id", "", 400},
 		{"GET", "/v1/runs/aaaaaaaaaaaaaaaa", "not_found", "", 404},
 		{"GET", "/v1/runs/aaaaaaaaaaaaaaaa/logs?offset=-1", "bad_parameter", "", 400},

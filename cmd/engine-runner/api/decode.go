@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io"
@@ -69,7 +70,7 @@ func decode(data []byte, v any) error {
 	}
 	dec := json.NewDecoder(bytes.NewReader(data))
 	dec.UseNumber()
-	if err := checkKeys(dec, reflect.TypeOf(v).Elem(), "", 0); err != nil {
+	if err := checkKeys(dec, reflect.TypeOf(v).Elem(), "", 0, nil); err != nil {
 		return err
 	}
 	if _, err := dec.Token(); err != io.EOF {
@@ -80,10 +81,16 @@ func decode(data []byte, v any) error {
 	if errors.As(err, &mistyped) {
 		return engine.Refused("bad_body", "cannot accept %s as %s: want %s", article(mistyped.Value), orBody(mistyped.Field), plainType(mistyped.Type))
 	}
-	if err != nil {
-		return engine.Refused("bad_body", "cannot read the body: %w", err)
+	if err == nil {
+		return nil
 	}
-	return nil
+	var corrupt base64.CorruptInputError
+	if errors.As(err, &corrupt) { // which of them it does not say
+		if found := checkKeys(json.NewDecoder(bytes.NewReader(data)), reflect.TypeOf(v).Elem(), "", 0, checkBytes); found != nil {
+			return found
+		}
+	}
+	return engine.Refused("bad_body", "cannot read the body: %w", err)
 }
 
 // article puts one before what encoding/json calls a value.
@@ -126,16 +133,28 @@ const maxDepth = 32
 
 var rawType = reflect.TypeFor[json.RawMessage]()
 
-// checkKeys walks one value beside the type that it is for.
-func checkKeys(dec *json.Decoder, t reflect.Type, at string, depth int) error {
+// notJSON says why a body is none.
+func notJSON(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return engine.Refused("bad_body", "cannot read the body as JSON: it ends too early")
+	}
+	return engine.Refused("bad_body", "cannot read the body as JSON: %w", err)
+}
+
+// checkKeys walks one value beside the type that it is for, and asks leaf, if there is
+// one, about each that is no list and no object.
+func checkKeys(dec *json.Decoder, t reflect.Type, at string, depth int, leaf func(json.Token, reflect.Type, string) error) error {
 	token, err := dec.Token()
 	if err != nil {
-		return engine.Refused("bad_body", "cannot read the body as JSON: %w", err)
+		return notJSON(err)
 	}
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
 	delim, nested := token.(json.Delim)
+	if !nested && leaf != nil {
+		return leaf(token, t, at)
+	}
 	if !nested {
 		return nil
 	}
@@ -148,25 +167,37 @@ func checkKeys(dec *json.Decoder, t reflect.Type, at string, depth int) error {
 	}
 	if delim == '[' {
 		for i := 0; dec.More(); i++ {
-			if err := checkKeys(dec, t.Elem(), at+"["+strconv.Itoa(i)+"]", depth+1); err != nil {
+			if err := checkKeys(dec, t.Elem(), at+"["+strconv.Itoa(i)+"]", depth+1, leaf); err != nil {
 				return err
 			}
 		}
-	} else if err := checkObject(dec, t, at, depth); err != nil {
+	} else if err := checkObject(dec, t, at, depth, leaf); err != nil {
 		return err
 	}
 	if _, err := dec.Token(); err != nil {
-		return engine.Refused("bad_body", "cannot read the body as JSON: %w", err)
+		return notJSON(err)
 	}
 	return nil
 }
 
-func checkObject(dec *json.Decoder, t reflect.Type, at string, depth int) error {
+// checkBytes wants base64 for bytes.
+func checkBytes(token json.Token, t reflect.Type, at string) error {
+	text, is := token.(string)
+	if !is || t == rawType || t.Kind() != reflect.Slice || t.Elem().Kind() != reflect.Uint8 {
+		return nil
+	}
+	if _, err := base64.StdEncoding.DecodeString(text); err != nil {
+		return engine.Refused("bad_body", "cannot accept the string as %s: it is no base64", orBody(at)).WithFix("write its bytes in base64, with padding")
+	}
+	return nil
+}
+
+func checkObject(dec *json.Decoder, t reflect.Type, at string, depth int, leaf func(json.Token, reflect.Type, string) error) error {
 	seen := map[string]bool{}
 	for dec.More() {
 		token, err := dec.Token()
 		if err != nil {
-			return engine.Refused("bad_body", "cannot read the body as JSON: %w", err)
+			return notJSON(err)
 		}
 		key := token.(string)
 		path := strings.TrimPrefix(at+"."+key, ".")
@@ -183,7 +214,7 @@ func checkObject(dec *json.Decoder, t reflect.Type, at string, depth int) error 
 			}
 			return e.WithFix("known are " + strings.Join(names, ", "))
 		}
-		if err := checkKeys(dec, elem, path, depth+1); err != nil {
+		if err := checkKeys(dec, elem, path, depth+1, leaf); err != nil {
 			return err
 		}
 	}
@@ -219,7 +250,7 @@ func skip(dec *json.Decoder) error {
 	for depth := 1; depth > 0; {
 		token, err := dec.Token()
 		if err != nil {
-			return engine.Refused("bad_body", "cannot read the body as JSON: %w", err)
+			return notJSON(err)
 		}
 		switch token {
 		case json.Delim('{'), json.Delim('['):
@@ -280,7 +311,10 @@ func (x *exchange) checkQuery() error {
 		if best := nearest(name, known); best != "" {
 			return e.WithFix("did you mean " + best + "?")
 		}
-		return e
+		if len(known) == 0 {
+			return e.WithFix("leave it out")
+		}
+		return e.WithFix("known are " + strings.Join(known, ", "))
 	}
 	return nil
 }

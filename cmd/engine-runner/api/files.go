@@ -20,7 +20,9 @@ func insideError(e *guest.Error) error {
 	switch e.Errno {
 	case syscall.ENOENT:
 		return engine.Refused("no_file", "%w", e)
-	case syscall.EEXIST, syscall.ENOTEMPTY:
+	case syscall.ENOTEMPTY:
+		return engine.Refused("exists", "%w", e).WithFix("remove what is in it first, or all of it with recursive=true")
+	case syscall.EEXIST:
 		return engine.Refused("exists", "%w", e)
 	case syscall.EACCES, syscall.EPERM, syscall.EROFS:
 		return engine.Refused("file_denied", "%w", e).WithFix("use a place that the sandbox may write to: /workload, /tmp")
@@ -47,7 +49,11 @@ func fileError(err error) error {
 	case errors.As(err, &request):
 		return engine.Refused("bad_path", "%w", err)
 	case errors.As(err, &archive):
-		return engine.Refused("bad_archive", "%w", err)
+		e := engine.Refused("bad_archive", "%w", err)
+		if archive.Path == "" { // nothing in particular
+			e = e.WithFix("send a tar archive, without compression")
+		}
+		return e
 	case errors.As(err, &lied), errors.Is(err, guest.ErrSilent):
 		return engine.Refused("bad_guest", "%w", err).WithFix("end the program of the sandbox that does so, or the sandbox")
 	case errors.Is(err, guest.ErrGone):

@@ -163,7 +163,7 @@ func check(name, found string, err error) wire.Check {
 // health looks whether a run could start now.
 func (s *Server) health(ctx context.Context) []wire.Check {
 	return append([]wire.Check{
-		check("start", "a run could start: programs, directories, cgroups, room", s.host.Ready(ctx)),
+		check("start", "a run could start: programs, directories, cgroups, room", s.host.Ready(ctx, s.policy.Load().limits.bestEffort)),
 		check("gc", "dead runs are collected", s.gc.stuck()),
 		check("admission", "there is an answer to who asks for room", s.admits()),
 	}, s.linkChecks()...)

@@ -117,7 +117,7 @@ func (s *Server) request(caller Caller, ask wire.RunRequest) (engine.Request, []
 		if err := withinMax(req.Limits, granted.max); err != nil {
 			return req, nil, err
 		}
-		if req.Egress, err = sandbox.Resolve(ask.Egress, most); err != nil {
+		if req.Egress, err = sandbox.Resolve(ask.Egress, most, egressKey); err != nil {
 			return req, nil, err
 		}
 	} else if req.Egress, err = sandbox.ParseGrants(ask.Egress); err != nil {
@@ -200,11 +200,14 @@ func limitsOf(ask wire.Limits) (engine.Limits, error) {
 		if v := f.ask * f.unit; v > 0 && v < math.MaxInt64 {
 			*f.to = int64(v)
 		} else {
-			return l, engine.Refused("bad_limit", "cannot accept %s=%v", f.name, f.ask)
+			return l, engine.Refused("bad_limit", "cannot accept %s=%v: want more than 0, or 0 for the default", f.name, f.ask)
 		}
 	}
 	return l, nil
 }
+
+// egressKey is where the config has the most that callers of the service are granted.
+const egressKey = "service.egress"
 
 // withinMax refuses what is above the config's maxima.
 func withinMax(l engine.Limits, most sandbox.Limits) error {

@@ -167,7 +167,7 @@ func (s *Server) spec(caller Caller, ask wire.SandboxRequest) (service.Spec, err
 		return spec, err
 	}
 	if caller.Class < Admin {
-		spec.Egress, err = sandbox.Resolve(ask.Egress, s.policy.Load().limits.egress)
+		spec.Egress, err = sandbox.Resolve(ask.Egress, s.policy.Load().limits.egress, egressKey)
 	} else {
 		spec.Egress, err = sandbox.ParseGrants(ask.Egress)
 	}
@@ -205,7 +205,7 @@ func plan(caller Caller, ask *wire.Mounts) (service.Plan, error) {
 // duration reads seconds, which may be below zero where that means something.
 func duration(name string, seconds float64) (time.Duration, error) {
 	if math.IsNaN(seconds) || math.Abs(seconds) > 1e9 {
-		return 0, engine.Refused("bad_limit", "cannot accept %s=%v", name, seconds)
+		return 0, engine.Refused("bad_limit", "cannot accept %s=%v: want a number of seconds, at most 1000000000", name, seconds)
 	}
 	return time.Duration(seconds * float64(time.Second)), nil
 }
