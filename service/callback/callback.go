@@ -165,14 +165,14 @@ func (s *Sender) Validate(t Target) error {
 		return bad("it is longer than %d bytes", maxURL)
 	}
 	if len(t.Secret) < minSecret || len(t.Secret) > maxSecret {
-		return bad("its secret has %d bytes, want %d to %d", len(t.Secret), minSecret, maxSecret)
+		return bad("its secret has %d bytes, decoded from base64 where it came in JSON, and wants %d to %d", len(t.Secret), minSecret, maxSecret)
 	}
 	u, err := url.Parse(t.URL)
 	switch {
 	case err != nil:
 		return engine.Refused("bad_callback", "cannot accept callback: it is no URL")
 	case u.Scheme != "https" && (u.Scheme != "http" || !now.config.HTTP):
-		return bad("its scheme is %q, want https", u.Scheme)
+		return bad("its scheme is %q, want https, or http where service.sandboxes.callbacks.http is true in the config", u.Scheme)
 	case u.Hostname() == "":
 		return bad("it names no host")
 	case u.User != nil:
@@ -183,7 +183,7 @@ func (s *Sender) Validate(t Target) error {
 	if addr, err := netip.ParseAddr(u.Hostname()); err == nil {
 		if err := now.guard.Check(addr); err != nil {
 			return engine.Refused("bad_callback", "cannot accept callback=%q: %w", t.URL, err).
-				WithFix("name a public address, or have a private one granted: service.sandboxes.callbacks.allow in the config")
+				WithFix("name a public address, or have a private one, metadata services excepted, granted: service.sandboxes.callbacks.allow in the config")
 		}
 	}
 	return nil
