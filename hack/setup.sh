@@ -13,7 +13,8 @@ packages=(
 	bash busybox-static crun iproute2 nftables strace jq procps util-linux
 	mmdebstrap debian-archive-keyring skopeo umoci buildah
 )
-# node and npm are for tests: digests as JavaScript computes them, and Firestore's
+# node and npm are for tests: digests as JavaScript computes them, the TypeScript client,
+# which the test machine runs with this node, and Firestore's
 # emulator. Other packages than Debian's bring both along, and conflict with its own.
 command -v node >/dev/null && command -v npm >/dev/null || packages+=(nodejs npm)
 oldest=1.21 # the first Go that can fetch the toolchain named in go.mod
