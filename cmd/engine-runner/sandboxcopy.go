@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -131,7 +132,7 @@ func notCopied(to string, err error) error {
 	switch {
 	case err == nil || errors.As(err, &known):
 		return err
-	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrExist):
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission), errors.Is(err, fs.ErrExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR):
 		return engine.Refused("bad_path", "cannot copy to %s: %w", to, err)
 	}
 	return engine.Failed("not_copied", "cannot copy to %s: %w", to, err)

@@ -379,11 +379,16 @@ func TestTCP(t *testing.T) {
 	if err := os.WriteFile(b.path("token"), []byte(token+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	remote := []string{"sandbox", "ls", "--url", "https://" + address, "--ca-file", b.path("ca.crt")}
-	if r := testenv.Exec(t, append(remote, "--token-file", b.path("token"))...); r.Status != 0 || !strings.HasPrefix(r.Stdout, "NAME") {
+	remote := func(verb string, args ...string) testenv.Result {
+		return testenv.Exec(t, append([]string{"sandbox", verb, "--url", "https://" + address, "--ca-file", b.path("ca.crt")}, args...)...)
+	}
+	if r := remote("create", "--token-file", b.path("token"), "one", "--image", "box", "--runtime", "embedded"); r.Status != 0 {
 		t.Errorf("engine sandbox with a token: %s", r)
 	}
-	if r := testenv.Exec(t, append(remote, "--json")...); r.Status != 125 || !strings.Contains(r.Stdout, `"kind":"unauthorised"`) {
+	if r := remote("exec", "--token-file", b.path("token"), "-t", "one", "stty", "size"); r.Status != 0 || r.Stdout != "24 80\r\n" {
+		t.Errorf("engine sandbox exec -t with a token: %s", r)
+	}
+	if r := remote("ls", "--json"); r.Status != 125 || !strings.Contains(r.Stdout, `"kind":"unauthorised"`) {
 		t.Errorf("engine sandbox without one: %s", r)
 	}
 	if strings.Contains(b.log.String(), token) {
