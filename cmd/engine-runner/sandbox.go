@@ -155,9 +155,11 @@ func readSmall(path string) ([]byte, error) {
 // fromService makes an *engine.Error of what the client returned: the service's own words,
 // or that there is none.
 func fromService(err error) error {
+	var known *engine.Error // it may have the client's as its cause
 	var failure *client.Error
 	var unreached *url.Error
 	switch {
+	case errors.As(err, &known):
 	case errors.As(err, &failure):
 		return fromWire(wire.Error{Class: failure.Class, Kind: failure.Kind, Message: failure.Message, Fix: failure.Fix})
 	case errors.As(err, &unreached):

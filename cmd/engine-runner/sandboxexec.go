@@ -123,7 +123,7 @@ func (a *app) execIn(ctx context.Context, c *client.Client, o *execFlags, name s
 	switch {
 	case errors.Is(err, errInterrupted):
 		a.status = statusCancelled
-		a.Say("exec "+e.ID+" goes on in sandbox "+name, "engine sandbox logs -f takes it up again, engine sandbox kill ends it")
+		a.Say("exec "+e.ID+" goes on in sandbox "+name, p.again()+", or end it with engine sandbox kill "+name+" "+e.ID)
 		return nil
 	case err != nil:
 		return p.lost(err)
@@ -142,15 +142,20 @@ func (a *app) notStarted(err error) error {
 
 // lost says how to go on after a failure to follow the program, which does not end by it.
 func (p *followed) lost(err error) error {
-	var known *engine.Error
+	var known *engine.Error // which says so already
 	if errors.As(err, &known) {
 		return err
 	}
 	e := cli.AsError(fromService(err))
 	if e.Kind == "no_service" {
-		e.Fix = "see the service's log; engine sandbox logs -f " + p.sandbox + " " + p.id + " takes the program up again"
+		e.Fix = p.again() + " once there is a service"
 	}
 	return e
+}
+
+// again is how to go on with a program that is followed no longer.
+func (p *followed) again() string {
+	return "follow it with engine sandbox logs -f " + p.sandbox + " " + p.id
 }
 
 // errInterrupted is that a signal told this program to end.

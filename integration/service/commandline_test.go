@@ -182,6 +182,31 @@ func TestCommandLinePipes(t *testing.T) {
 		t.Errorf("%d bytes came back of %d, or others: %v, %.300s", len(out.String()), len(data), cmd.ProcessState, out.String())
 	}
 	b.taken(t)
+	b.cutOff(t)
+}
+
+// cutOff ends the service while stdin is on its way: the command line says that nobody
+// knows how much of it arrived, and does not send it again.
+func (b *bed) cutOff(t *testing.T) {
+	t.Helper()
+	out := &safeBuffer{}
+	cmd := exec.Command(testenv.Binary(t, "engine"), b.commandLine("exec", "-i", "one", "--", "sh", "-c", "head -c 1000 >/dev/null; echo read; sleep 60")...)
+	cmd.Stdout, cmd.Stderr = out, out
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go in.Write(make([]byte, 1<<20)) // more than all pipes hold
+	b.until("the program has read some", func() bool { return strings.Contains(out.String(), "read") })
+	b.stop()
+	cmd.Wait()
+	if cmd.ProcessState.ExitCode() != 125 || !strings.Contains(out.String(), "nobody knows how much") {
+		t.Errorf("cut off it ends with %v and says %q", cmd.ProcessState, out)
+	}
+	b.start()
 }
 
 // taken interrupts the command line, which ends it and not the program, and takes the
