@@ -162,6 +162,44 @@ func (m *Manager) sendLeftovers() error {
 	return nil
 }
 
+// Of one tenant's sandboxes that were torn down so much may wait to be sent. They count
+// against no quota any more, and it is the tenant's own receiver that does not take them.
+const (
+	maxLeft      = 1000
+	maxLeftBytes = 256 << 20
+)
+
+// roomForEvents refuses another sandbox with a callback to a tenant of whose earlier ones
+// too much waits.
+func (m *Manager) roomForEvents(r record) error {
+	entries, err := os.ReadDir(m.callbacks.dir)
+	if err != nil {
+		return engine.Failed("no_record", "cannot list callbacks: %w", err)
+	}
+	count, size := 0, int64(0)
+	for _, e := range entries {
+		m.mu.Lock()
+		_, onRecord := m.ids[e.Name()]
+		m.mu.Unlock()
+		if onRecord {
+			continue
+		}
+		if t, err := m.callbacks.read(e.Name()); err != nil || t.Tenant != r.Tenant {
+			continue // another's, or sent meanwhile
+		}
+		count++
+		if info, err := os.Lstat(filepath.Join(m.callbacks.path(e.Name()), boxName)); err == nil {
+			size += info.Size()
+		}
+	}
+	if count < maxLeft && size < maxLeftBytes {
+		return nil
+	}
+	return failure(engine.Refused("quota", "cannot create sandbox=%s with a callback: the events of %d torn down ones wait, %d bytes, and tenant=%s may have %d and %d waiting",
+		r.Name, count, size, r.Tenant, maxLeft, int64(maxLeftBytes)).
+		WithFix("have the receivers of the callbacks take what they are sent"), "create", r, "")
+}
+
 // sendAll feeds the outbox of a run from what is on record, and posts what is in it,
 // until all was taken. r is nil for a run whose record is gone.
 func (m *Manager) sendAll(id string, r *record) error {

@@ -2,6 +2,7 @@ package service
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -376,4 +377,37 @@ func TestMarksOfForgottenProgramsGo(t *testing.T) {
 		t.Errorf("marks = %q, want the sandbox's alone", marks)
 	}
 	h.check(t)
+}
+
+// TestUntakenEventsAreBounded has a tenant tear down sandboxes whose events nobody takes: in
+// the end it gets no other with a callback, while others do.
+func TestUntakenEventsAreBounded(t *testing.T) {
+	w, h := hooked(t)
+	m := w.manager(t)
+	leave := func(tenant string, size int64) {
+		t.Helper()
+		id := journal.NewID()
+		if err := m.callbacks.write(callback.Target{Sandbox: id, Tenant: tenant, URL: h.spec("x").Callback.URL, Secret: hookSecret}); err != nil {
+			t.Fatal(err)
+		}
+		box := filepath.Join(m.callbacks.path(id), boxName)
+		if err := errors.Join(os.WriteFile(box, nil, 0o600), os.Truncate(box, size)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	leave("bob", maxLeftBytes)
+	work := h.spec("work")
+	work.Owner, work.Tenant = "wf", "ann"
+	for range 2 {
+		leave("ann", maxLeftBytes/2-1)
+	}
+	mustCreate(t, m, work)
+	leave("ann", 2)
+	work.Name = "more"
+	if _, _, err := m.Create(t.Context(), work); !isKind(err, "quota") {
+		t.Errorf("one more: %v, want quota", err)
+	}
+	if work.Callback = nil; mustCreate(t, m, work).Name != "more" {
+		t.Error("without a callback it is refused too")
+	}
 }

@@ -117,7 +117,7 @@ func (m *Manager) draft(spec Spec) (record, *callback.Target, error) {
 	req.SecretNames = nil // the engine adds them
 	var target *callback.Target
 	if spec.Callback != nil {
-		target = &callback.Target{Sandbox: id, URL: spec.Callback.URL, Secret: spec.Callback.Secret}
+		target = &callback.Target{Sandbox: id, Tenant: orText(spec.Tenant, spec.Owner), URL: spec.Callback.URL, Secret: spec.Callback.Secret}
 		if err := m.sender.Validate(*target); err != nil {
 			return record{}, nil, err
 		}
@@ -201,6 +201,11 @@ func (m *Manager) adoptable(r record) (bool, error) {
 // begin puts a new sandbox on record, waits for room, and starts it. After an error
 // nothing is on record. Preconditions: the name has no record.
 func (m *Manager) begin(ctx context.Context, e *entry, r record, target *callback.Target, secrets []engine.Secret) (err error) {
+	if target != nil {
+		if err := m.roomForEvents(r); err != nil {
+			return err
+		}
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	m.mu.Lock()

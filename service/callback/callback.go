@@ -81,6 +81,7 @@ func (c Config) Completed() Config {
 // Target is where the events of one sandbox go.
 type Target struct {
 	Sandbox string
+	Tenant  string // against whom counts what waits
 	URL     string
 	Secret  []byte
 }
