@@ -34,8 +34,17 @@ func Parse(data []byte) (any, error) { return ParseAtMost(data, maxValues) }
 
 // ParseAtMost is Parse with a bound of its own on the number of values, for callers that
 // spend more on each.
-func ParseAtMost(data []byte, values int) (v any, err error) {
-	p := &parser{in: data, values: values, left: values}
+func ParseAtMost(data []byte, values int) (any, error) {
+	return parse(&parser{in: data, values: values, left: values})
+}
+
+// ParseUnique is Parse that refuses equal keys: for what has to mean the same to whoever
+// else reads it.
+func ParseUnique(data []byte) (any, error) {
+	return parse(&parser{in: data, values: maxValues, left: maxValues, unique: true})
+}
+
+func parse(p *parser) (v any, err error) {
 	defer func() {
 		if e := recover(); e != nil {
 			syntax, ok := e.(*SyntaxError)
@@ -45,7 +54,7 @@ func ParseAtMost(data []byte, values int) (v any, err error) {
 			v, err = nil, syntax
 		}
 	}()
-	if !utf8.Valid(data) {
+	if !utf8.Valid(p.in) {
 		p.fail("it is not UTF-8")
 	}
 	p.space()
@@ -64,6 +73,7 @@ type parser struct {
 	at     int
 	values int // that it may hold
 	left   int // of them
+	unique bool
 }
 
 func (p *parser) fail(why string) {
@@ -140,6 +150,9 @@ func (p *parser) object(depth int) any {
 			p.fail("a key in quotes is expected here")
 		}
 		key := p.text()
+		if _, there := members[key]; there && p.unique {
+			p.fail("a key comes twice")
+		}
 		p.space()
 		if p.peek() != ':' {
 			p.fail("a colon is expected here")

@@ -39,7 +39,7 @@ var schemas = sync.OnceValue(func() map[string]capability.Schema {
 // validate holds JSON against the schema of this name, or against that of its own type,
 // which it returns.
 func validate(name string, data []byte) (string, error) {
-	v, err := jsjson.Parse(data)
+	v, err := jsjson.ParseUnique(data)
 	if err != nil {
 		return "", fmt.Errorf("cannot read a message: it is not JSON: %w", err)
 	}

@@ -219,6 +219,24 @@ func TestEveryBitIsSigned(t *testing.T) {
 	}
 }
 
+// TestEqualKeysAreRefused gives keys twice, of which another reader may take the first: in a
+// message, in a body that is signed, and in what it holds.
+func TestEqualKeysAreRefused(t *testing.T) {
+	for _, body := range []string{
+		`{"project":"shop","capability":"a.b","project":"other"}`,
+		`{"project":"shop","capability":"a.b","args":{"x":1,"x":2}}`,
+		`{"project":"shop","capability":"a.b","args":[{"x":1,"\u0078":2}]}`,
+	} {
+		if c, err := DecodeCall([]byte(body)); err == nil {
+			t.Errorf("%s is read as %+v", body, c)
+		}
+	}
+	ack := encoded(testKey.Ack("i", exampleResult()))
+	if m, err := Decode(Plane, append([]byte(`{"id":"j",`), ack[1:]...)); err == nil {
+		t.Errorf("an ack of two ids is read as %+v", m)
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	for _, messages := range examples() {
 		for _, m := range messages {
