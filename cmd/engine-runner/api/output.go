@@ -208,8 +208,12 @@ func recordOf(rec journal.OutputRecord, next int64) wire.OutputRecord {
 	return w
 }
 
-// outputPause is how long a stream waits for more that has read all there is.
-const outputPause = 20 * time.Millisecond
+// A stream that has read all there is waits for more, after a while longer: thousands of
+// streams of silent runs must cost little.
+const (
+	outputPause  = 20 * time.Millisecond
+	longestPause = 250 * time.Millisecond
+)
 
 // followOutput sends the output as it comes, until its end.
 func (s *Server) followOutput(x *exchange, o *output) error {
@@ -226,7 +230,7 @@ func (s *Server) followOutput(x *exchange, o *output) error {
 		}
 	}()
 	events := x.stream()
-	quiet := time.Now()
+	quiet, pause := time.Now(), outputPause
 	for last := false; ctx.Err() == nil; {
 		if r == nil {
 			if r, err = o.open(); err != nil {
@@ -242,7 +246,7 @@ func (s *Server) followOutput(x *exchange, o *output) error {
 		case last || r != nil && r.Done():
 			return events.done(wire.OutputDone{Next: o.at})
 		case sent:
-			quiet = time.Now()
+			quiet, pause = time.Now(), outputPause
 		case time.Since(quiet) > beat:
 			quiet = time.Now()
 			if events.comment() != nil {
@@ -252,7 +256,10 @@ func (s *Server) followOutput(x *exchange, o *output) error {
 		// A writer may have added something and died since: look once more after it was
 		// found dead.
 		if last = !o.alive(); !last {
-			wait(ctx, outputPause)
+			wait(ctx, pause)
+			if time.Since(quiet) > time.Second {
+				pause = min(2*pause, longestPause)
+			}
 		}
 	}
 	return nil
