@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -241,7 +242,7 @@ func (m *Manager) describe(r record) (Sandbox, error) {
 	q := r.Request
 	s := Sandbox{
 		ID: r.ID, Name: r.Name, Owner: r.Owner, Tenant: r.Tenant, State: Queued,
-		Image: q.Image, Rootfs: q.Rootfs, Runtime: q.Runtime, Labels: q.Labels,
+		Image: q.Image, Rootfs: q.Rootfs, Runtime: q.Runtime, Labels: maps.Clone(q.Labels),
 		Limits: Limits{
 			CPUs: q.Limits.CPUs, MemoryMB: q.Limits.Memory >> 20, Pids: q.Limits.Pids,
 			TTLSeconds: q.Limits.Timeout.Seconds(), IdleSeconds: q.Session.IdleTimeout.Seconds(),

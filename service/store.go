@@ -8,9 +8,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -49,10 +51,25 @@ type record struct {
 
 // store is the directory of records: one directory for each name, with a lock that its
 // holder has while it creates or tears down. The kernel drops the lock of one that dies.
-type store struct{ dir string }
+type store struct {
+	dir  string
+	seen *seen
+}
+
+// seen are records as they were read last, without their environments, which are most of
+// them: all are looked at twice a second, and by whoever asks for an id that is not there.
+type seen struct {
+	mu sync.Mutex
+	by map[string]seenRecord // by name
+}
+
+type seenRecord struct {
+	stat unix.Stat_t // of its file; one that is written anew is another file
+	r    record
+}
 
 func openStore(stateDir string) (store, error) {
-	s := store{filepath.Join(stateDir, "sandboxes")}
+	s := store{filepath.Join(stateDir, "sandboxes"), &seen{by: map[string]seenRecord{}}}
 	for _, dir := range []string{stateDir, s.dir} {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return s, engine.Failed("no_directory", "cannot make directory=%s: %w", dir, err)
@@ -289,15 +306,17 @@ func (s store) names() ([]string, error) {
 	return names, nil
 }
 
-// all are the records that can be read. The others are given to report.
+// all are the records that can be read, without their environments. The others are given
+// to report. What they hold is not to be changed.
 func (s store) all(report func(name string, err error)) ([]record, error) {
 	names, err := s.names()
 	if err != nil {
 		return nil, err
 	}
 	records := make([]record, 0, len(names))
+	s.forget(names)
 	for _, name := range names {
-		r, err := s.read(name)
+		r, err := s.glance(name)
 		switch {
 		case err == nil:
 			records = append(records, r)
@@ -306,6 +325,40 @@ func (s store) all(report func(name string, err error)) ([]record, error) {
 		}
 	}
 	return records, nil
+}
+
+// glance is read for all: a record that has not changed is not read again.
+func (s store) glance(name string) (record, error) {
+	var now unix.Stat_t
+	if err := unix.Lstat(filepath.Join(s.path(name), recordName), &now); err != nil {
+		return record{}, err
+	}
+	s.seen.mu.Lock()
+	was, known := s.seen.by[name]
+	s.seen.mu.Unlock()
+	if known && was.stat.Ino == now.Ino && was.stat.Size == now.Size && was.stat.Mtim == now.Mtim && was.stat.Ctim == now.Ctim {
+		return was.r, nil
+	}
+	r, err := s.read(name)
+	if err != nil {
+		return r, err
+	}
+	r.Request.Env = nil
+	s.seen.mu.Lock()
+	s.seen.by[name] = seenRecord{now, r}
+	s.seen.mu.Unlock()
+	return r, nil
+}
+
+// forget drops what is known of others than these.
+func (s store) forget(names []string) {
+	there := make(map[string]bool, len(names))
+	for _, name := range names {
+		there[name] = true
+	}
+	s.seen.mu.Lock()
+	defer s.seen.mu.Unlock()
+	maps.DeleteFunc(s.seen.by, func(name string, _ seenRecord) bool { return !there[name] })
 }
 
 // sweep removes what a crash left of a removal, or of a creation before its record.

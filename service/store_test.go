@@ -7,6 +7,9 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/engine/journal"
 )
 
 // TestNameHasOneHolder takes, removes and gives up one name's lock as fast as it can.
@@ -76,5 +79,54 @@ func TestLatecomersDoNotKeepTrash(t *testing.T) {
 		if _, err := os.Stat(dir); err == nil {
 			t.Fatal("it is still there")
 		}
+	}
+}
+
+// TestRecordsAreReadOnce lists records again and again: one that has changed is read anew,
+// one that has not is not, and environments are not kept.
+func TestRecordsAreReadOnce(t *testing.T) {
+	s, err := openStore(filepath.Join(t.TempDir(), "state"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := s.open(t.Context(), "work")
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := journal.NewID()
+	r := record{Schema: recordSchema, ID: id, Name: "work", Request: engine.Request{ID: id, Env: []string{"A=large"}, Session: &engine.Session{}}}
+	all := func() []record {
+		t.Helper()
+		list, err := s.all(func(name string, err error) { t.Errorf("%s: %v", name, err) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	for _, ending := range []bool{false, true} {
+		r.Ending = ending
+		if err := e.write(r); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if list := all(); len(list) != 1 || list[0].Ending != ending || list[0].Request.Env != nil {
+				t.Errorf("listed %+v, want one whose end is %v, without an environment", list, ending)
+			}
+		}
+	}
+	known := s.seen.by["work"]
+	known.r.Owner = "of what was read before"
+	s.seen.by["work"] = known
+	if list := all(); list[0].Owner != known.r.Owner {
+		t.Error("a record that has not changed was read again")
+	}
+	if whole, err := s.read("work"); err != nil || len(whole.Request.Env) != 1 {
+		t.Errorf("the record is %+v, %v", whole, err)
+	}
+	if err := e.remove(); err != nil {
+		t.Fatal(err)
+	}
+	if e.close(); len(all()) != 0 || len(s.seen.by) != 0 {
+		t.Errorf("%d are known of nothing", len(s.seen.by))
 	}
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/direct-oci/engine/client/wire"
 	"github.com/direct-oci/engine/engine"
-	"github.com/direct-oci/engine/engine/guest"
 	"github.com/direct-oci/engine/service"
 )
 
@@ -95,8 +94,9 @@ func (s *Server) listExecs(x *exchange) error {
 	}
 	reply := wire.ExecList{Execs: []wire.Exec{}}
 	for _, r := range records {
-		// Those by which the service itself reaches files are nobody's programs.
-		if !slices.Equal(r.Exec.Command, guest.FilesCommand()) {
+		// Those by which the service itself reaches files are nobody's programs. A caller's own
+		// that looks like one is shown.
+		if !r.Exec.Raw {
 			reply.Execs = append(reply.Execs, showExec(r))
 		}
 	}
