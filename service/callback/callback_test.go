@@ -116,7 +116,7 @@ func deliver(t *testing.T, s *Sender, url string, b *outbox.Box) *teller {
 	done := make(chan struct{})
 	close(done)
 	tl := &teller{}
-	if err := s.Deliver(ctx, Target{"sandbox", url, secret}, b, done, tl); err != nil {
+	if err := s.Deliver(ctx, Target{Sandbox: "sandbox", URL: url, Secret: secret}, b, done, tl); err != nil {
 		t.Fatalf("Deliver = %v; failures: %q", err, tl.failures)
 	}
 	return tl
@@ -209,7 +209,7 @@ func TestGuardedAddresses(t *testing.T) {
 		"127.0.0.1", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "localhost", "localhost.", "[::1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "0.0.0.0", "[::]",
 		"169.254.169.254", "[::ffff:169.254.169.254]", "[fd00:ec2::254]", "[64:ff9b::169.254.169.254]", "100.100.100.200", "10.0.0.1", "192.168.1.1", "[fe80::1]", "224.0.0.1",
 	} {
-		target := Target{"sandbox", fmt.Sprintf("http://%s:%d/", host, port), secret}
+		target := Target{Sandbox: "sandbox", URL: fmt.Sprintf("http://%s:%d/", host, port), Secret: secret}
 		err := closed.Validate(target)
 		if err == nil {
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -221,13 +221,13 @@ func TestGuardedAddresses(t *testing.T) {
 		}
 	}
 	open := local(Config{})
-	if err := open.Validate(Target{"sandbox", "http://127.0.0.1/", secret}); err != nil {
+	if err := open.Validate(Target{Sandbox: "sandbox", URL: "http://127.0.0.1/", Secret: secret}); err != nil {
 		t.Errorf("an address that the operator grants: %v", err)
 	}
-	if err := New(Config{HTTP: true, Allow: []netip.Prefix{netip.MustParsePrefix("169.254.169.254/32")}}).Validate(Target{"sandbox", "http://169.254.169.254/", secret}); err == nil {
+	if err := New(Config{HTTP: true, Allow: []netip.Prefix{netip.MustParsePrefix("169.254.169.254/32")}}).Validate(Target{Sandbox: "sandbox", URL: "http://169.254.169.254/", Secret: secret}); err == nil {
 		t.Error("a metadata service was granted")
 	}
-	if err := New(Config{HTTP: true, Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}).Validate(Target{"sandbox", "http://10.1.2.3/", secret}); err != nil {
+	if err := New(Config{HTTP: true, Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}).Validate(Target{Sandbox: "sandbox", URL: "http://10.1.2.3/", Secret: secret}); err != nil {
 		t.Errorf("a private range that the operator grants: %v", err)
 	}
 }
@@ -239,15 +239,15 @@ func TestTargetsAreRefused(t *testing.T) {
 		target Target
 		says   string
 	}{
-		{"callbacks are off", Config{Off: true}, Target{"s", "https://example.com/", secret}, "sends none"},
-		{"http", Config{}, Target{"s", "http://example.com/", secret}, "want https"},
-		{"another scheme", Config{HTTP: true}, Target{"s", "file:///etc/passwd", secret}, "want https"},
-		{"no host", Config{}, Target{"s", "https:///x", secret}, "no host"},
-		{"a user", Config{}, Target{"s", "https://a:b@example.com/", secret}, "user"},
-		{"a fragment", Config{}, Target{"s", "https://example.com/#x", secret}, "fragment"},
-		{"no URL", Config{}, Target{"s", "https://exa mple.com/%zz", secret}, "no URL"},
-		{"a short secret", Config{}, Target{"s", "https://example.com/", []byte("short")}, "5 bytes"},
-		{"a long URL", Config{}, Target{"s", "https://example.com/" + strings.Repeat("x", 5000), secret}, "longer"},
+		{"callbacks are off", Config{Off: true}, Target{Sandbox: "s", URL: "https://example.com/", Secret: secret}, "sends none"},
+		{"http", Config{}, Target{Sandbox: "s", URL: "http://example.com/", Secret: secret}, "want https"},
+		{"another scheme", Config{HTTP: true}, Target{Sandbox: "s", URL: "file:///etc/passwd", Secret: secret}, "want https"},
+		{"no host", Config{}, Target{Sandbox: "s", URL: "https:///x", Secret: secret}, "no host"},
+		{"a user", Config{}, Target{Sandbox: "s", URL: "https://a:b@example.com/", Secret: secret}, "user"},
+		{"a fragment", Config{}, Target{Sandbox: "s", URL: "https://example.com/#x", Secret: secret}, "fragment"},
+		{"no URL", Config{}, Target{Sandbox: "s", URL: "https://exa mple.com/%zz", Secret: secret}, "no URL"},
+		{"a short secret", Config{}, Target{Sandbox: "s", URL: "https://example.com/", Secret: []byte("short")}, "5 bytes"},
+		{"a long URL", Config{}, Target{Sandbox: "s", URL: "https://example.com/" + strings.Repeat("x", 5000), Secret: secret}, "longer"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -261,7 +261,7 @@ func TestTargetsAreRefused(t *testing.T) {
 			}
 		})
 	}
-	if err := New(Config{}).Validate(Target{"s", "https://example.com/hook?x=1", secret}); err != nil {
+	if err := New(Config{}).Validate(Target{Sandbox: "s", URL: "https://example.com/hook?x=1", Secret: secret}); err != nil {
 		t.Errorf("Validate of a public address = %v", err)
 	}
 }
@@ -322,10 +322,10 @@ func TestChangedRulesHoldForWhatIsSent(t *testing.T) {
 	defer s.Close()
 	deliver(t, s, r.URL, box(t, now(), now()))
 	s.Change(Config{HTTP: true})
-	if err := s.post(t.Context(), Target{"sandbox", r.URL, secret}, outbox.Message{Sequence: 3, Body: []byte("{}")}); err == nil {
+	if err := s.post(t.Context(), Target{Sandbox: "sandbox", URL: r.URL, Secret: secret}, outbox.Message{Sequence: 3, Body: []byte("{}")}); err == nil {
 		t.Error("an address that is not allowed any more was posted to")
 	}
-	if err := s.Validate(Target{"sandbox", r.URL, secret}); err == nil {
+	if err := s.Validate(Target{Sandbox: "sandbox", URL: r.URL, Secret: secret}); err == nil {
 		t.Error("an address that is not allowed any more is accepted")
 	}
 	s.Change(Config{HTTP: true, Allow: []netip.Prefix{netip.MustParsePrefix("127.0.0.1/32")}})
