@@ -11,8 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// warmInterval is how often WarmMigration writes.
-const warmInterval = 2 * time.Millisecond
+const (
+	// warmInterval is how often WarmMigration writes.
+	warmInterval = 2 * time.Millisecond
+	// warmMost is what a move takes at most that waits for the kernel alone.
+	warmMost = 30 * time.Millisecond
+)
 
 // WarmMigration keeps the kernel ready to move processes between cgroups until
 // stop is closed, so that the move that an OCI runtime makes of its container's
@@ -23,6 +27,11 @@ const warmInterval = 2 * time.Millisecond
 // another one ended a few ms before. The first write waits for it holding the lock
 // that mkdir and rmdir of cgroups and clone into a cgroup need: make the groups and
 // start the processes of a run first.
+//
+// A move also waits for every fork on the host that has come to the point of entering
+// its group, and kernels before 6.18 stop a process there that has used up its share of
+// the CPUs: a fork bomb holds up each move for as long as its processes take turns.
+// Where one takes that long it is the last, because the runtime's own waits behind it.
 func (g Group) WarmMigration(stop <-chan struct{}) error {
 	pids, _, err := readPids(g.Dir)
 	if err != nil {
@@ -40,8 +49,12 @@ func (g Group) WarmMigration(stop <-chan struct{}) error {
 	tick := time.NewTicker(warmInterval)
 	defer tick.Stop()
 	for {
+		began := time.Now()
 		if _, err := unix.Write(fd, []byte("0")); err != nil {
 			return cannotSet(path, "0", err)
+		}
+		if time.Since(began) > warmMost {
+			return nil
 		}
 		select {
 		case <-stop:
