@@ -53,6 +53,8 @@ type Policy struct {
 	tokens  []token
 	clients map[string]Caller // by the common name of their certificate
 	limits  ceiling
+
+	perSecond float64 // requests of one tenant
 }
 
 type socketRule struct {
@@ -67,7 +69,7 @@ type token struct {
 
 // NewPolicy resolves a config's names of users and groups. The error is an *engine.Error.
 func NewPolicy(c config.Config) (*Policy, error) {
-	p := &Policy{clients: map[string]Caller{}, limits: newCeiling(c)}
+	p := &Policy{clients: map[string]Caller{}, limits: newCeiling(c), perSecond: c.Serve().PerSecond}
 	service := c.Serve()
 	for _, a := range service.Access {
 		rule := socketRule{uid: -1, gid: -1, Caller: Caller{Class: parseClass(a.Allow), Tenant: a.Tenant}}

@@ -73,6 +73,7 @@ type Server struct {
 	link        func() link.Figures
 	connections connections
 	bulk        bulk
+	pace        pace
 	handler     http.Handler
 	drain       drain
 	gc          gcState

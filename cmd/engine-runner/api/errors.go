@@ -35,6 +35,7 @@ var statuses = map[string]int{
 	"sandbox_full":     http.StatusInsufficientStorage,
 	"no_websocket":     http.StatusUpgradeRequired,
 	"quota":            http.StatusTooManyRequests,
+	"too_often":        http.StatusTooManyRequests,
 	"queue_full":       http.StatusServiceUnavailable,
 	"body_too_large":   http.StatusRequestEntityTooLarge,
 	"not_available":    http.StatusNotImplemented,

@@ -163,6 +163,9 @@ func (x *exchange) serve() error {
 	if err := x.checkQuery(); err != nil {
 		return err
 	}
+	if err := x.server.pace.enter(x.r.Context(), x.caller, x.server.policy.Load().perSecond); err != nil {
+		return err
+	}
 	return x.route.serve(x.server, x)
 }
 

@@ -23,6 +23,7 @@ type Service struct {
 	Egress           Egress    `json:"egress" doc:"the most that a caller who is no admin can be granted; default nothing"`
 	BestEffortLimits bool      `json:"bestEffortLimits" doc:"start runs even where this host cannot enforce a limit; results list which"`
 	GCSeconds        float64   `json:"gcSeconds" doc:"between two collections of what dead runs left; default 60"`
+	PerSecond        float64   `json:"requestsPerSecond" doc:"of each tenant, or caller without one who is no admin; what is more is held back for up to a second, then refused; default 200"`
 	Sandboxes        Sandboxes `json:"sandboxes" doc:"sandboxes that stay: defaults, ceilings, room"`
 	StopSeconds      float64   `json:"stopSeconds" doc:"for requests under way when the service is told to stop; default 20"`
 }
@@ -93,6 +94,9 @@ func (c Config) Serve() Service {
 	if s.GCSeconds == 0 {
 		s.GCSeconds = 60
 	}
+	if s.PerSecond == 0 {
+		s.PerSecond = 200
+	}
 	if s.StopSeconds == 0 {
 		s.StopSeconds = 20
 	}
@@ -150,6 +154,7 @@ func (k *checker) service(s Service) {
 	for name, v := range map[string]float64{
 		"limits.cpus": s.Limits.CPUs, "limits.memoryMb": s.Limits.MemoryMB, "limits.pids": float64(s.Limits.Pids),
 		"limits.timeoutSeconds": s.Limits.TimeoutSeconds, "gcSeconds": s.GCSeconds, "stopSeconds": s.StopSeconds,
+		"requestsPerSecond": s.PerSecond,
 	} {
 		if v < 0 || v > 1e9 {
 			k.bad("service."+name, "is negative, or absurdly large", "")
