@@ -216,6 +216,10 @@ func (m *Manager) begin(ctx context.Context, e *entry, r record, target *callbac
 		delete(m.queued, r.ID)
 		m.mu.Unlock()
 	}()
+	// Nothing is written for one that has to be refused: its creator may ask without a pause.
+	if err := m.gate.Refusal(r.ID, r.Tenant, need(r.Request)); err != nil {
+		return errors.Join(err, e.remove())
+	}
 	if err := e.write(r); err != nil {
 		return err
 	}

@@ -227,6 +227,20 @@ func (g *Gate) Hold(ctx context.Context, id, tenantName string, n Need) error {
 	return gaveUp
 }
 
+// Refusal says why Hold would be refused at once, and nil if it would not. It spares a
+// caller what it does before it holds.
+func (g *Gate) Refusal(id, tenantName string, n Need) error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	t := g.tenant(tenantName)
+	defer g.forget(t)
+	err := g.refuse(t, id, n)
+	if err != nil {
+		g.stats.Refused++
+	}
+	return err
+}
+
 // enqueue returns a waiter, or nil where id is held already.
 func (g *Gate) enqueue(id, tenantName string, n Need) (*waiter, error) {
 	g.mu.Lock()

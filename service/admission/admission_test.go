@@ -88,7 +88,11 @@ func TestRefusals(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			g := New(tt.config)
 			g.Restore("first", "a", one)
+			early := g.Refusal("second", "a", tt.need)
 			err := g.Hold(t.Context(), "second", "a", tt.need)
+			if fmt.Sprint(early) != fmt.Sprint(err) {
+				t.Errorf("Refusal = %v, and Hold = %v", early, err)
+			}
 			if kindOf(err) != tt.kind || !strings.Contains(err.Error(), tt.says) {
 				t.Errorf("Hold = %v (%s), want kind %s with %q", err, kindOf(err), tt.kind, tt.says)
 			}
