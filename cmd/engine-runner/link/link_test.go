@@ -476,6 +476,26 @@ func TestTwoRunners(t *testing.T) {
 	}
 }
 
+// TestLockOfTheDead lets go of the outbox's lock a moment later, as a child does that a
+// killed runner has just forked.
+func TestLockOfTheDead(t *testing.T) {
+	dir, h := t.TempDir(), newHand(t)
+	o := options(dir, h.url)
+	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := os.Create(filepath.Join(o.Dir, "lock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := hold(lock); err != nil {
+		t.Fatal(err)
+	}
+	time.AfterFunc(200*time.Millisecond, func() { lock.Close() })
+	h.start(o)
+	h.greet()
+}
+
 // TestDeadPlane lets a plane hang without a word: the runner notices.
 func TestDeadPlane(t *testing.T) {
 	h := newHand(t)
