@@ -22,3 +22,6 @@ done
 if [ ! -e "$dest/etc/engine/config.yaml" ]; then
 	(umask 077 && cp systemd/config.yaml "$dest/etc/engine/config.yaml")
 fi
+if [ -z "$dest" ] && version=$(systemctl --version 2>/dev/null | sed -n '1s/^systemd \([0-9]*\).*/\1/p') && [ "${version:-254}" -lt 254 ]; then
+	echo "this host has systemd $version: see \"Older systemd\" in docs/OPERATIONS.md before the first start" >&2
+fi
