@@ -69,7 +69,7 @@ func (h Host) GC(ctx context.Context, dryRun bool) ([]GCAction, error) {
 	}
 	var tasks []task
 	for _, id := range ids {
-		tasks = append(tasks, task{id, strings.Join(h.objects(hierarchy.Group(runGroup(id)), id), ","), func() ([]GCAction, error) {
+		tasks = append(tasks, task{id, strings.Join(h.objects(h.groupOf(hierarchy, id), id), ","), func() ([]GCAction, error) {
 			return h.collect(ctx, hierarchy, id, dryRun)
 		}})
 	}
@@ -207,7 +207,7 @@ func (h Host) collect(ctx context.Context, hierarchy cgroups.Hierarchy, id strin
 	if alive || err != nil {
 		return nil, err
 	}
-	group := hierarchy.Group(runGroup(id))
+	group := h.groupOf(hierarchy, id)
 	action := GCAction{ID: id, Object: strings.Join(h.objects(group, id), ","), Action: actionEnd}
 	r, err := h.load(id)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"hash/fnv"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -66,6 +67,9 @@ func (p *plan) limit(hierarchy cgroups.Hierarchy, req Request, record *journal.R
 			l.CPUSet = cpuList(p.CPUs)
 		}
 	}
+	if err := os.Symlink(hierarchy.Group(runGroup(req.ID)).Dir, filepath.Join(record.Dir(), groupLink)); err != nil {
+		return Failed("no_record", "%w", err)
+	}
 	group, unenforced, err := hierarchy.Create(runGroup(req.ID), l)
 	if err != nil {
 		return Failed("no_cgroup", "%w", err)
@@ -107,6 +111,19 @@ func cpuList(cpus []int) string {
 		s[i] = strconv.Itoa(c)
 	}
 	return strings.Join(s, ",")
+}
+
+// groupLink is in a run's record, and leads to its cgroup: whoever ends the run may have
+// been given another root.
+const groupLink = "cgroup"
+
+// groupOf is the cgroup of a run: the one that its record names, if that is there.
+func (h Host) groupOf(hierarchy cgroups.Hierarchy, id string) cgroups.Group {
+	dir, err := os.Readlink(filepath.Join(journal.RunDir(h.StateDir, id), groupLink))
+	if err == nil && filepath.IsAbs(dir) && filepath.Base(dir) == id && exists(dir) {
+		return cgroups.Group{Dir: dir}
+	}
+	return hierarchy.Group(runGroup(id))
 }
 
 // lockPath is the lock of a run's record, by which everything of the run is marked.

@@ -234,7 +234,7 @@ func (h Host) Usage(prefix string) (LiveUsage, error) {
 	if err != nil {
 		return LiveUsage{}, Failed("no_cgroup", "%w", err)
 	}
-	group := hierarchy.Group(runGroup(id))
+	group := h.groupOf(hierarchy, id)
 	u, err := group.ReadUsage()
 	if errors.Is(err, fs.ErrNotExist) {
 		return LiveUsage{}, Refused("not_running", "cannot read the usage of run=%s: it has ended", id)

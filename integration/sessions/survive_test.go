@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/direct-oci/engine/cgroups"
 	"github.com/direct-oci/engine/engine"
 	"github.com/direct-oci/engine/engine/journal"
 	"github.com/direct-oci/engine/integration/testenv"
@@ -123,6 +125,44 @@ func TestMonitorDies(t *testing.T) {
 		}
 		if err := b.Remove(id); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// TestCollectedByAnotherRoot has a dead run collected by somebody who was given another
+// cgroup root, as a timer's unit may be: what runs is ended all the same.
+func TestCollectedByAnotherRoot(t *testing.T) {
+	eachRuntime(t, func(t *testing.T, b *bed) {
+		id := b.session()
+		e := shell("setsid sleep 600 & sleep 600")
+		e.ID = "unfinished"
+		b.exec(id, e)
+		other, err := cgroups.Open(filepath.Base(b.dir) + "-other")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := other.Group("").Remove(); err != nil {
+				t.Error(err)
+			}
+		})
+		if err := unix.Kill(b.monitor(id), unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		testenv.WaitFor(t, testenv.Patience, "the monitor's end", func() bool {
+			rec, err := b.Load(id)
+			return err == nil && !rec.Alive
+		})
+		host := b.Host
+		host.CgroupRoot = other.Root
+		if _, err := host.GC(within(t), false); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Lstat(b.groups.Group("run/" + id).Dir); !os.IsNotExist(err) {
+			t.Errorf("the run's cgroup is still there (%v)", err)
+		}
+		if rec, err := b.Load(id); err != nil || rec.State != engine.Removed || *rec.Result.Reason != engine.ReasonLost {
+			t.Errorf("record = %s, %v, want a lost run that is cleaned up", show(rec), err)
 		}
 	})
 }
