@@ -45,13 +45,16 @@ type Timeouts struct {
 	Header time.Duration // for the head of a request; 10 s
 	Body   time.Duration // for the next piece of a body, or of an answer; 30 s
 	Idle   time.Duration // between two requests of a connection; 2 min
+	// Refusal is how long somebody waits for a no whom the config grants nothing, 100 ms:
+	// they have few connections, and each answer costs a line of the log.
+	Refusal time.Duration
 }
 
 func (t Timeouts) filled() Timeouts {
 	for _, d := range []struct {
 		value *time.Duration
 		usual time.Duration
-	}{{&t.Header, 10 * time.Second}, {&t.Body, 30 * time.Second}, {&t.Idle, 2 * time.Minute}} {
+	}{{&t.Header, 10 * time.Second}, {&t.Body, 30 * time.Second}, {&t.Idle, 2 * time.Minute}, {&t.Refusal, 100 * time.Millisecond}} {
 		if *d.value == 0 {
 			*d.value = d.usual
 		}

@@ -49,7 +49,7 @@ func newBed(t *testing.T, service string) *bed {
 	b.server = New(Options{
 		Host: c.Host(), Runner: func() *capability.Runner { return runner }, Policy: policy,
 		Log:      slog.New(slog.NewJSONHandler(b.log, nil)),
-		Timeouts: Timeouts{Header: 300 * time.Millisecond, Body: 300 * time.Millisecond},
+		Timeouts: Timeouts{Header: 300 * time.Millisecond, Body: 300 * time.Millisecond, Refusal: time.Millisecond},
 	})
 	return b
 }
@@ -273,6 +273,22 @@ func TestPanicsAreErrors(t *testing.T) {
 	}
 	if !strings.Contains(b.log.String(), "a bug with a secret in it") {
 		t.Errorf("the log does not say what happened: %s", b.log)
+	}
+}
+
+// TestStrangersWait tells somebody whom the config grants nothing no, whatever they ask for,
+// and takes its time: they may not keep the service busy, nor fill its log.
+func TestStrangersWait(t *testing.T) {
+	b := newBed(t, access)
+	b.server.timeouts.Refusal = 50 * time.Millisecond
+	for _, path := range []string{"/v1/version", "/v1/rnus", "/healthz"} {
+		began := time.Now()
+		if status, f := b.as(peer{uid: 9}, "GET", path, ""); status != 403 || f.Error.Kind != "forbidden" {
+			t.Errorf("%s: status %d %+v", path, status, f.Error)
+		}
+		if took := time.Since(began); took < b.server.timeouts.Refusal {
+			t.Errorf("%s: after %v, want %v", path, took, b.server.timeouts.Refusal)
+		}
 	}
 }
 

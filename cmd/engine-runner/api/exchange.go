@@ -149,8 +149,7 @@ func (x *exchange) serve() error {
 		// What no handler reads is read by the server at the end, and not for ever either.
 		x.deadline(x.server.timeouts.Body)
 	}
-	var err error
-	if x.caller, err = x.server.policy.Load().identify(x.r); err != nil {
+	if err := x.identify(); err != nil {
 		return err
 	}
 	if x.caller.Class < x.route.class {
@@ -167,6 +166,14 @@ func (x *exchange) serve() error {
 		return err
 	}
 	return x.route.serve(x.server, x)
+}
+
+// identify finds out who asks.
+func (x *exchange) identify() (err error) {
+	if x.caller, err = x.server.policy.Load().identify(x.r); err != nil {
+		wait(x.r.Context(), x.server.timeouts.Refusal)
+	}
+	return err
 }
 
 // checkOrigin refuses what a page of somebody else's makes its reader's browser send.

@@ -119,7 +119,11 @@ func (s *Server) mux() http.Handler {
 	}
 	mux.HandleFunc("/", func(_ http.ResponseWriter, r *http.Request) {
 		x := r.Context().Value(exchangeKey{}).(*exchange)
-		x.fail(unknownRoute(mux, table, x))
+		err := x.identify() // what there is, is nobody's business whom the config grants nothing
+		if err == nil {
+			err = unknownRoute(mux, table, x)
+		}
+		x.fail(err)
 	})
 	return mux
 }
