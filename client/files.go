@@ -9,6 +9,7 @@ import (
 	"iter"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"unicode/utf8"
 
@@ -238,9 +239,17 @@ func (a *Attached) Next(ctx context.Context) (wire.ExecEvent, error) {
 	return e, err
 }
 
+// attachPiece is how much of stdin goes into one message: a service takes no large ones.
+const attachPiece = 64 << 10
+
 // Write writes to the program's stdin.
 func (a *Attached) Write(ctx context.Context, data []byte) error {
-	return a.socket.Write(ctx, websocket.MessageBinary, data)
+	for piece := range slices.Chunk(data, attachPiece) {
+		if err := a.socket.Write(ctx, websocket.MessageBinary, piece); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Control resizes, signals, or ends stdin.

@@ -15,8 +15,8 @@ import (
 	"github.com/direct-oci/engine/service"
 )
 
-// maxMessage bounds what a client says in one message.
-const maxMessage = 1 << 20
+// maxMessage bounds what a client says in one message: each connection may hold one in memory.
+const maxMessage = 256 << 10
 
 // attachExec is an exec on a WebSocket: binary messages are its stdin, text messages a
 // wire.Control each; what comes back is a wire.ExecEvent for each message, the same as in
