@@ -3,7 +3,6 @@ package engine
 import (
 	"context"
 	"hash/fnv"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -67,7 +66,7 @@ func (p *plan) limit(hierarchy cgroups.Hierarchy, req Request, record *journal.R
 			l.CPUSet = cpuList(p.CPUs)
 		}
 	}
-	if err := os.Symlink(hierarchy.Group(runGroup(req.ID)).Dir, filepath.Join(record.Dir(), groupLink)); err != nil {
+	if err := record.SetCgroup(hierarchy.Group(runGroup(req.ID)).Dir); err != nil {
 		return Failed("no_record", "%w", err)
 	}
 	group, unenforced, err := hierarchy.Create(runGroup(req.ID), l)
@@ -113,14 +112,11 @@ func cpuList(cpus []int) string {
 	return strings.Join(s, ",")
 }
 
-// groupLink is in a run's record, and leads to its cgroup: whoever ends the run may have
-// been given another root.
-const groupLink = "cgroup"
-
-// groupOf is the cgroup of a run: the one that its record names, if that is there.
+// groupOf is the cgroup of a run: the one that its record names, if that is there. Whoever
+// ends the run may have been given another root than who started it.
 func (h Host) groupOf(hierarchy cgroups.Hierarchy, id string) cgroups.Group {
-	dir, err := os.Readlink(filepath.Join(journal.RunDir(h.StateDir, id), groupLink))
-	if err == nil && filepath.IsAbs(dir) && filepath.Base(dir) == id && exists(dir) {
+	dir := journal.CgroupDir(h.StateDir, id)
+	if filepath.IsAbs(dir) && filepath.Base(dir) == id && exists(dir) {
 		return cgroups.Group{Dir: dir}
 	}
 	return hierarchy.Group(runGroup(id))

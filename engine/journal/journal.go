@@ -57,6 +57,7 @@ const (
 	outputName = "output.log"
 	auditName  = "network.log"
 	execsName  = "exec"
+	cgroupName = "cgroup"
 
 	// reserveName is a file of reserveSize bytes that makes room for the last
 	// records when the disk is full.
@@ -430,6 +431,19 @@ func OutputPath(stateDir, id string) string { return filepath.Join(RunDir(stateD
 
 // AuditPath is where the decisions about the run's network are recorded.
 func (r *Run) AuditPath() string { return filepath.Join(r.dir, auditName) }
+
+// SetCgroup notes where the run's cgroup is, for whoever ends the run and knows another
+// root. It is a link, which is there or not.
+func (r *Run) SetCgroup(dir string) error { return os.Symlink(dir, filepath.Join(r.dir, cgroupName)) }
+
+// CgroupDir is what SetCgroup noted, and "" if that is nothing.
+func CgroupDir(stateDir, id string) string {
+	dir, err := os.Readlink(filepath.Join(RunDir(stateDir, id), cgroupName))
+	if err != nil {
+		return ""
+	}
+	return dir
+}
 
 // Lock is the locked file, to be inherited by the process that is to own the
 // run; nil if the run was opened for reading.

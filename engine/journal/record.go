@@ -290,7 +290,7 @@ func (r *Run) Strangers() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	known := []string{lockName, outputName, auditName, reserveName, execsName}
+	known := []string{lockName, outputName, auditName, reserveName, execsName, cgroupName}
 	for _, name := range append([]string{Deadline, Ended}, order...) {
 		known = append(known, name+".json", name+".json.tmp")
 	}

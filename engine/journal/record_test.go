@@ -179,8 +179,11 @@ func TestStrangersAreTold(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := r.Reserve(); err != nil {
+	if err := errors.Join(r.Reserve(), r.SetCgroup("/cgroup/run/"+idA)); err != nil {
 		t.Fatal(err)
+	}
+	if dir := CgroupDir(filepath.Dir(filepath.Dir(r.Dir())), idA); dir != "/cgroup/run/"+idA {
+		t.Errorf("CgroupDir = %q", dir)
 	}
 	if got, err := r.Strangers(); err != nil || len(got) > 0 {
 		t.Errorf("Strangers = %q, %v, want none", got, err)
