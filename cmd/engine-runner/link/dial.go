@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"time"
 
@@ -90,6 +91,9 @@ func (d *dialer) dial(ctx context.Context) (*websocket.Conn, error) {
 	if err != nil {
 		if response != nil && response.StatusCode != http.StatusSwitchingProtocols {
 			return nil, because(notAPlane, fmt.Errorf("it answers with HTTP status %d", response.StatusCode))
+		}
+		if asked := (*url.Error)(nil); errors.As(err, &asked) {
+			err = asked.Err // which URL is known
 		}
 		var verify *tls.CertificateVerificationError
 		if errors.As(err, &verify) {
