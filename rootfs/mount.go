@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -89,11 +90,26 @@ func MountWith(points, layer string, lowers []string, target string) error {
 	if !atLeast(unix.ByteSliceToString(host.Release[:]), 6, 8) {
 		mount = mountAtOnce
 	}
-	if err := mount(dirs.paths(), dst); err != nil {
+	if err := onceLoaded(func() error { return mount(dirs.paths(), dst) }); err != nil {
 		return dirs.explain(target, err)
 	}
 	return nil
 }
+
+// onceLoaded repeats a mount of a file system that the kernel does not know. The first to
+// mount an overlay has the kernel load it; where others do so at the same time, their
+// modprobe may end before the module is in use.
+func onceLoaded(mount func() error) error {
+	err := mount()
+	for wait := 5 * time.Millisecond; errors.Is(err, unix.ENODEV) && wait < loadsWithin; wait *= 2 {
+		time.Sleep(wait)
+		err = mount()
+	}
+	return err
+}
+
+// loadsWithin bounds the longest of the waits, and so all of them to less than twice that.
+const loadsWithin = time.Second
 
 // atLeast reports whether a kernel release, "6.1.0-57-cloud-amd64", is this version or
 // later. Asking overlayfs itself would leave a complaint in the kernel's log each time.
