@@ -1,8 +1,10 @@
 package service
 
 import (
+	"maps"
 	"math"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -97,7 +99,7 @@ func (c Config) resources(s Spec) (engine.Limits, []Clamped, *Estimated, error) 
 		class, ok := c.Classes[s.Class]
 		if !ok {
 			return engine.Limits{}, nil, nil, engine.Refused("no_resources", "cannot size sandbox=%s: there is no class=%q", s.Name, s.Class).
-				WithFix("name a class of the service's config, or cpus and memoryMb")
+				WithFix("name one of " + strings.Join(slices.Sorted(maps.Keys(c.Classes)), ", ") + ", or cpus and memoryMb")
 		}
 		cpus, memoryMB = orElse(cpus, class.CPUs), orElse(memoryMB, float64(class.MemoryMB))
 	} else if len(s.Files) > 0 {

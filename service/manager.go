@@ -146,7 +146,7 @@ func (m *Manager) find(nameOrID string) (record, error) {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return record{}, engine.Failed("no_record", "cannot read the record of sandbox=%s: %w", nameOrID, err)
 	}
-	return record{}, engine.Refused("not_found", "cannot find sandbox=%s: there is none on record", nameOrID).WithFix("list the sandboxes")
+	return record{}, engine.Refused("not_found", "cannot find sandbox=%s: there is none on record", nameOrID).WithFix("list them: GET /v1/sandboxes, or engine sandbox ls")
 }
 
 // byID finds a record by the id of its run: where it was last seen, or else by looking

@@ -46,7 +46,7 @@ func (s Stores) mounts(p Plan, log *slog.Logger) ([]engine.Mount, error) {
 	mounts = append(mounts, tree...)
 	if p.Library {
 		if s.Libraries == "" {
-			return nil, badPlan("library", "", "this service has no library store")
+			return nil, badPlan("library", "", "this service has no library store").WithFix("leave it out, or have service.sandboxes.stores.libraries configured")
 		}
 		if why := wholeLibrary(s.Libraries); why != nil {
 			log.Warn("library store left out", "store", s.Libraries, "why", why)
@@ -56,7 +56,7 @@ func (s Stores) mounts(p Plan, log *slog.Logger) ([]engine.Mount, error) {
 	}
 	if p.References {
 		if s.References == "" {
-			return nil, badPlan("references", "", "this service has no reference store")
+			return nil, badPlan("references", "", "this service has no reference store").WithFix("leave it out, or have service.sandboxes.stores.references configured")
 		}
 		mounts = append(mounts, engine.Mount{Source: s.References, Path: referencePath})
 	}
@@ -72,13 +72,13 @@ func (s Stores) tree(p Plan) ([]engine.Mount, error) {
 	case p.Resource == "" && p.Step == "":
 		return nil, nil
 	case p.Resource == "":
-		return nil, badPlan("step", p.Step, "it is a directory of a resource, and none is named")
+		return nil, badPlan("step", p.Step, "it is a directory of a resource, and none is named").WithFix("name the resource too")
 	case s.Trees == "":
-		return nil, badPlan("resource", p.Resource, "this service has no trees")
+		return nil, badPlan("resource", p.Resource, "this service has no trees").WithFix("leave it out, or have service.sandboxes.stores.trees configured")
 	case !validID(p.Resource) || slices.Contains(reserved, p.Resource):
 		return nil, badPlan("resource", p.Resource, "want an id of letters, digits and ._- that is no directory of an image's")
 	case p.Step == "" && !p.ReadOnly:
-		return nil, badPlan("resource", p.Resource, "no step is named, and it is not asked for as read-only")
+		return nil, badPlan("resource", p.Resource, "no step is named, and it is not asked for as read-only").WithFix("name a step, or give readOnly: true")
 	}
 	for id := range strings.SplitSeq(p.Step, "/") {
 		if p.Step != "" && !validID(id) {

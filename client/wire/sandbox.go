@@ -12,7 +12,7 @@ type SandboxRequest struct {
 	Runtime     string            `json:"runtime,omitempty"`
 	CPUs        float64           `json:"cpus,omitempty" doc:"cpus and memoryMb must be given, or follow from class or inputs"`
 	MemoryMB    int64             `json:"memoryMb,omitempty" doc:"MiB"`
-	Pids        int64             `json:"pids,omitempty"`
+	Pids        int64             `json:"pids,omitempty" doc:"processes and threads; default 512"`
 	Class       string            `json:"class,omitempty" doc:"small, large, heavy, or what the config names"`
 	Inputs      []InputFile       `json:"inputs,omitempty" doc:"what it will work on, for the estimate of its size"`
 	TTLSeconds  float64           `json:"ttlSeconds,omitempty" doc:"time to live from readiness"`
@@ -77,7 +77,7 @@ type SandboxLimits struct {
 
 // Clamped is one limit that was granted lower than it was asked for.
 type Clamped struct {
-	Limit   string  `json:"limit"`
+	Limit   string  `json:"limit" doc:"its key in limits"`
 	Asked   float64 `json:"asked"`
 	Granted float64 `json:"granted"`
 }
@@ -161,15 +161,15 @@ type Exec struct {
 // ExecResult is what a program came to.
 type ExecResult struct {
 	Reason          string   `json:"reason" doc:"as of a run; empty: it was never started, error says why"`
-	ExitCode        *int     `json:"exitCode"`
-	Signal          string   `json:"signal"`
+	ExitCode        *int     `json:"exitCode" doc:"null unless reason is exited"`
+	Signal          string   `json:"signal" doc:"SIGKILL; empty unless reason is signal"`
 	TimedOut        bool     `json:"timedOut"`
-	StdoutBytes     int64    `json:"stdoutBytes"`
+	StdoutBytes     int64    `json:"stdoutBytes" doc:"as written, kept or not; likewise of stderr"`
 	StderrBytes     int64    `json:"stderrBytes"`
-	StdoutTruncated bool     `json:"stdoutTruncated"`
+	StdoutTruncated bool     `json:"stdoutTruncated" doc:"more was written than is on record; likewise of stderr"`
 	StderrTruncated bool     `json:"stderrTruncated"`
 	DurationMs      float64  `json:"durationMs"`
-	CPUSecs         *float64 `json:"cpuSecs"`
+	CPUSecs         *float64 `json:"cpuSecs" doc:"of the program and what it waited for; null: not known"`
 	Error           *Error   `json:"error"`
 }
 

@@ -75,6 +75,7 @@ export interface Check {
 export interface Clamped {
   asked: number;
   granted: number;
+  /** its key in limits */
   limit: string;
 }
 
@@ -191,16 +192,21 @@ export interface ExecRequest {
 }
 
 export interface ExecResult {
+  /** of the program and what it waited for; null: not known */
   cpuSecs: number | null;
   durationMs: number;
   error: Error | null;
+  /** null unless reason is exited */
   exitCode: number | null;
   /** as of a run; empty: it was never started, error says why */
   reason: string;
+  /** SIGKILL; empty unless reason is signal */
   signal: string;
   stderrBytes: number;
   stderrTruncated: boolean;
+  /** as written, kept or not; likewise of stderr */
   stdoutBytes: number;
+  /** more was written than is on record; likewise of stderr */
   stdoutTruncated: boolean;
   timedOut: boolean;
 }
@@ -679,6 +685,7 @@ export interface SandboxRequest {
   name: string;
   /** who may adopt it; default the caller's tenant, or name */
   owner?: string;
+  /** processes and threads; default 512 */
   pids?: number;
   /** absolute path of a directory on the host; for admin alone */
   rootfs?: string;

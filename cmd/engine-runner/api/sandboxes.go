@@ -83,7 +83,7 @@ func (x *exchange) sandbox() (service.Sandbox, error) {
 		return s, err // of its own
 	}
 	if s.Tenant != x.caller.Tenant {
-		return service.Sandbox{}, engine.Refused("not_found", "cannot find sandbox=%q: there is none on record", clip(asked)).WithFix("list the sandboxes")
+		return service.Sandbox{}, engine.Refused("not_found", "cannot find sandbox=%q: there is none on record", clip(asked)).WithFix("list them: GET /v1/sandboxes, or engine sandbox ls")
 	}
 	return s, err
 }
