@@ -28,7 +28,7 @@ func (l *Link) until(t *testing.T, fine func(Figures) bool) Figures {
 func TestFigures(t *testing.T) {
 	h := newHand(t)
 	o := options(t.TempDir(), h.url)
-	o.times.ping = 50 * time.Millisecond
+	o.times.ping = time.Second
 	l, _ := startLink(t, o)
 	h.accept() // and says nothing
 	f := l.until(t, func(f Figures) bool { return f.Failures[unproved] > 0 })
@@ -90,7 +90,7 @@ func TestChange(t *testing.T) {
 	first.greet()
 	first.send(first.invoke("done", "gone", job{N: 1}))
 	_, before := first.result("done")
-	first.send(first.invoke("long", "gone", job{N: 2, Ms: 1000}))
+	first.send(first.invoke("long", "gone", job{N: 2, Ms: 60_000}))
 	first.answered("long")
 	change := func(s Settings) {
 		t.Helper()
@@ -130,7 +130,8 @@ func TestChange(t *testing.T) {
 	if _, after := second.result("done"); string(after.Body) != string(before.Body) {
 		t.Errorf("the result is another:\n%s\n%s", before.Body, after.Body)
 	}
-	if r, _ := second.result("long"); r.Error != nil {
+	second.send(second.key.NewRequest(wire.TypeCancel, "long", time.Now(), nil))
+	if r, _ := second.result("long"); kindOf(r.Error) != "cancelled" || r.Resumed {
 		t.Errorf("what was under way came to %+v", r)
 	}
 	for call, n := range starts(t, dir) {
