@@ -57,7 +57,7 @@ func sessionEnded(id string, r Record) *Error {
 	if r.reason() == string(ReasonOOM) {
 		return err.WithFix("give it more memory; under runsc some 20 MB of it are gVisor's own")
 	}
-	return err
+	return err.WithFix("start another")
 }
 
 // Execs are the execs of a session, in the order in which they went on record. Of those

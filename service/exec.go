@@ -82,7 +82,7 @@ func (m *Manager) Renew(ctx context.Context, nameOrID string, ttl time.Duration)
 		return time.Time{}, err
 	}
 	if ttl < 0 {
-		return time.Time{}, engine.Refused("bad_limit", "cannot renew sandbox=%s for %v", r.Name, ttl)
+		return time.Time{}, engine.Refused("bad_limit", "cannot renew sandbox=%s for %v: want more than 0, or 0 for what it was created with", r.Name, ttl)
 	}
 	return m.engine.Renew(ctx, r.ID, min(orElse(ttl, r.Request.Limits.Timeout), m.config.Load().MaxTTL))
 }

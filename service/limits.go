@@ -111,8 +111,11 @@ func (c Config) resources(s Spec) (engine.Limits, []Clamped, *Estimated, error) 
 		return engine.Limits{}, nil, nil, engine.Refused("no_resources", "cannot size sandbox=%s: cpus=%v and memoryMb=%v, and both must be known", s.Name, cpus, memoryMB).
 			WithFix("declare cpus and memoryMb, or a class, or the files that it will work on")
 	}
-	if s.TTL < 0 || s.Pids < 0 {
-		return engine.Limits{}, nil, nil, engine.Refused("bad_limit", "cannot size sandbox=%s: pids=%d and a time to live of %v", s.Name, s.Pids, s.TTL)
+	if s.TTL < 0 {
+		return engine.Limits{}, nil, nil, engine.Refused("bad_limit", "cannot keep sandbox=%s for %v: want more than 0, or 0 for the default", s.Name, s.TTL)
+	}
+	if s.Pids < 0 {
+		return engine.Limits{}, nil, nil, engine.Refused("bad_limit", "cannot size sandbox=%s: pids=%d, want more than 0, or 0 for the default", s.Name, s.Pids)
 	}
 	clamped := []Clamped{}
 	clamp := func(limit string, asked, most float64) float64 {
