@@ -68,6 +68,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -471,6 +472,10 @@ _Noreturn void files(void)
 	const uint32_t hello[4] = { HELLO_MAGIC, VERSION, PAYLOAD_MAX, 0 };
 
 	(void)signal(SIGPIPE, SIG_IGN);
+	/* Other programs of the sandbox cannot write our memory, and so our answers, through
+	 * /proc any more. It makes forging harder, and is nothing to rely on: one that is
+	 * quick enough opened it before. */
+	(void)prctl(PR_SET_DUMPABLE, 0);
 	if (!write_all(1, hello, sizeof hello))
 		leave();
 	for (;;) {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/engine/guest"
 )
 
 // TestOutputTogetherIsBounded asks for more output to be kept than a session may have on
@@ -66,6 +67,28 @@ func TestCommandsTogetherAreBounded(t *testing.T) {
 		}
 		if _, text := b.run(id, "echo small"); text != "small\n" {
 			t.Errorf("a small one: %q", text)
+		}
+	})
+}
+
+// TestFilesHelperIsOutOfReach has a program write into the memory of the one that reaches the
+// sandbox's files, which is of the same user, as far as it can be opened.
+func TestFilesHelperIsOutOfReach(t *testing.T) {
+	eachRuntime(t, func(t *testing.T, b *bed) {
+		id := b.session()
+		conn, err := b.Exec(within(t), id, engine.Exec{Command: guest.FilesCommand(), Raw: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		f := guest.NewFiles(conn)
+		defer f.Close()
+		if _, err := f.Stat(within(t), "/"); err != nil {
+			t.Fatal(err)
+		}
+		if _, found := b.run(id, `i=1; while [ $i -lt 60 ]; do
+			[ $i != $$ ] && true 3>>/proc/$i/mem && echo reached $(cat /proc/$i/cmdline | tr '\0' ' ')
+			i=$((i+1)); done 2>/dev/null; echo over`); found != "over\n" {
+			t.Errorf("a program found %q", found)
 		}
 	})
 }
