@@ -13,7 +13,7 @@ import (
 
 // maxHeldBack is how long a request waits at most for its turn. What would wait longer is
 // refused, after that time too: whoever asks again at once gains nothing.
-const maxHeldBack = time.Second
+const maxHeldBack = 5 * time.Second
 
 // pace lets the requests of each tenant in at so many a second, and a second's worth of
 // them at once. Root and admins who are confined to no tenant are not held back: somebody

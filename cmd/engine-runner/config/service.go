@@ -23,7 +23,7 @@ type Service struct {
 	Egress           Egress    `json:"egress" doc:"the most that a caller who is no admin can be granted; default nothing"`
 	BestEffortLimits bool      `json:"bestEffortLimits" doc:"start runs even where this host cannot enforce a limit; results list which"`
 	GCSeconds        float64   `json:"gcSeconds" doc:"between two collections of what dead runs left; default 60"`
-	PerSecond        float64   `json:"requestsPerSecond" doc:"of each tenant, or caller without one who is no admin; what is more is held back for up to a second, then refused; default 200"`
+	PerSecond        float64   `json:"requestsPerSecond" doc:"of each tenant, or caller without one who is no admin; what is more is held back for up to five seconds, then refused; default 200"`
 	Sandboxes        Sandboxes `json:"sandboxes" doc:"sandboxes that stay: defaults, ceilings, room"`
 	StopSeconds      float64   `json:"stopSeconds" doc:"for requests under way when the service is told to stop; default 20"`
 }
