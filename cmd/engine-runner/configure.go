@@ -19,6 +19,7 @@ import (
 	"github.com/direct-oci/engine/cmd/engine-runner/api"
 	"github.com/direct-oci/engine/cmd/engine-runner/config"
 	"github.com/direct-oci/engine/cmd/engine-runner/link"
+	"github.com/direct-oci/engine/cmd/engine-runner/link/wire"
 	"github.com/direct-oci/engine/engine"
 )
 
@@ -124,11 +125,14 @@ func openToAll(path string) bool {
 	return false
 }
 
+// signingSecret is the key of the secret that is shared with a control plane.
+const signingSecret = "controlPlane.signingSecret"
+
 // secretsOf are all secrets of a config, by their keys.
 func secretsOf(c config.Config) map[string]secret.Source {
 	all := map[string]secret.Source{}
 	if c.ControlPlane != nil {
-		all["controlPlane.signingSecret"] = c.ControlPlane.SigningSecret
+		all[signingSecret] = c.ControlPlane.SigningSecret
 	}
 	for name, s := range c.Secrets {
 		all["secrets."+name] = s
@@ -153,7 +157,11 @@ func (a *app) checkSecrets(ctx context.Context, c config.Config) error {
 	all := secretsOf(c)
 	missing := 0
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		if _, err := all[name].Read(ctx, os.Getenv("CREDENTIALS_DIRECTORY")); err != nil {
+		value, err := all[name].Read(ctx, os.Getenv("CREDENTIALS_DIRECTORY"))
+		if err == nil && name == signingSecret && len(value) < wire.MinSecret {
+			err = fmt.Errorf("it has %d bytes, want %d at least", len(value), wire.MinSecret)
+		}
+		if err != nil {
 			a.Say(fmt.Sprintf("cannot get %s from %s: %v", name, all[name], err), "")
 			missing++
 		}

@@ -162,6 +162,9 @@ func fromService(err error) error {
 	case errors.As(err, &known):
 	case errors.As(err, &failure):
 		return fromWire(wire.Error{Class: failure.Class, Kind: failure.Kind, Message: failure.Message, Fix: failure.Fix})
+	case errors.As(err, &unreached) && errors.As(err, new(*tls.CertificateVerificationError)):
+		return engine.Failed("no_service", "cannot trust the service: %w", unreached.Err).
+			WithFix("name the certificates that have signed its own with --ca-file, and a host that it is for with --url")
 	case errors.As(err, &unreached):
 		return engine.Failed("no_service", "cannot reach the service: %w", unreached.Err).
 			WithFix("start it with engine serve, or name another with --socket or --url")

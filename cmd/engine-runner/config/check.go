@@ -97,6 +97,9 @@ func (k *checker) secrets(at string, sources map[string]secret.Source) {
 
 func (k *checker) controlPlane(p ControlPlane) {
 	k.secrets("controlPlane", map[string]secret.Source{"signingSecret": p.SigningSecret})
+	if value := p.SigningSecret.Value; value != "" && len(value) < wire.MinSecret {
+		k.bad("controlPlane.signingSecret", fmt.Sprintf("has less than %d bytes", wire.MinSecret), "take 32 random ones")
+	}
 	if err := wire.CheckURL(p.URL); err != nil {
 		k.bad("controlPlane.url", err.Error(), "")
 	}

@@ -78,7 +78,7 @@ service:
       ci: {sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08, allow: run, tenant: shop}
   limits: {cpus: 2, memoryMb: 1024}
   egress: {internet: true}
-controlPlane: {url: "wss://control.example.com/link", identity: r1, signingSecret: hunter2-signing}
+controlPlane: {url: "wss://control.example.com/link", identity: r1, signingSecret: hunter2-signing-secret}
 `
 
 func TestParse(t *testing.T) {
@@ -211,6 +211,7 @@ func TestProblems(t *testing.T) {
 		{"an address without TLS", "service: {tcp: {listen: ':1'}}", "service.tcp.certificate is missing", ""},
 		{"a mistyped key of the service", "service: {sokcet: /x}", "service.sokcet is no key", "did you mean socket?"},
 		{"all at once", "developmnt: true\nstateDir: 5\nservice: {gcSeconds: -1}\n", "line 1: developmnt is no key of a config (did you mean development?); line 2: stateDir is not a string: put it into quotes; line 3: service.gcSeconds is negative", ""},
+		{"a short secret of the link", "controlPlane: {url: 'wss://h/l', identity: a, signingSecret: short}", "line 1: controlPlane.signingSecret has less than 16 bytes", "32 random"},
 		{"a list for a string", "stateDir: [a]", "stateDir is not a string", ""},
 		{"nothing said of what could not be read", "service: {access: [{grop: engine, allow: run}]}", "line 1: service.access[0].grop is no key", "did you mean group?"},
 		{"nothing said of what was meant", "sandbox: {imag: box}", "line 1: sandbox.imag is no key", "did you mean image?"},
