@@ -40,7 +40,7 @@ func TestNeighbour(t *testing.T) {
     startSeconds: 120
 `)
 	c := b.start()
-	live(t, c, "good", "good", 0.5)
+	live(t, c, "good", "good", 1)
 	signal := b.misbehave(t)
 	var quiet, loud pace
 	quiet.take(t, c) // the first of each takes longer
@@ -73,7 +73,7 @@ type pace struct{ creates, execs []time.Duration }
 func (p *pace) take(t *testing.T, c *client.Client) {
 	t.Helper()
 	began := time.Now()
-	live(t, c, "good", "another", 0.5)
+	live(t, c, "good", "another", 1)
 	p.creates = append(p.creates, time.Since(began))
 	if err := c.RemoveSandbox(patient(t), "another"); err != nil {
 		t.Fatal(err)
@@ -99,7 +99,7 @@ func live(t *testing.T, c *client.Client, tenant, name string, cpus float64) {
 
 func request(ctx context.Context, c *client.Client, tenant, name string, cpus float64) error {
 	ask := box(name)
-	ask.Owner, ask.CPUs, ask.MemoryMB, ask.Pids, ask.TTLSeconds = tenant, cpus, 64, 64, 3600
+	ask.Owner, ask.CPUs, ask.MemoryMB, ask.Pids, ask.TTLSeconds = tenant, cpus, 64, 32, 3600
 	ask.Runtime = "direct" // embedded moves processes, and kernels before 6.18 have that wait for a fork bomb
 	_, err := c.CreateSandbox(ctx, ask)
 	return err
