@@ -47,9 +47,9 @@ func TestNeighbour(t *testing.T) {
 	quiet = pace{}
 	// Turns are short, so that what else the host does is the same for both.
 	for range rounds {
-		bad(t, c, signal, syscall.SIGCONT, c.ResumeSandbox)
+		b.turn(t, signal, syscall.SIGCONT, c.ResumeSandbox)
 		loud.take(t, c)
-		bad(t, c, signal, syscall.SIGSTOP, c.PauseSandbox)
+		b.turn(t, signal, syscall.SIGSTOP, c.PauseSandbox)
 		quiet.take(t, c)
 	}
 	for what, times := range map[string][2][]time.Duration{"a create": {quiet.creates, loud.creates}, "an exec": {quiet.execs, loud.execs}} {
@@ -112,16 +112,18 @@ var programs = map[string]string{
 	"flood": `yes 'a flood of output'`,
 }
 
-// bad lets the other tenant's clients and programs go on, or stops them.
-func bad(t *testing.T, c *client.Client, signal func(os.Signal) error, clients os.Signal, sandbox func(context.Context, string) (wire.Sandbox, error)) {
+// turn lets the other tenant's clients and programs go on, or stops them. A bomb's many
+// processes share little of a CPU to get to where they can be stopped.
+func (b *bed) turn(t *testing.T, signal func(os.Signal) error, clients os.Signal, sandbox func(context.Context, string) (wire.Sandbox, error)) {
 	t.Helper()
 	if err := signal(clients); err != nil {
 		t.Fatal(err)
 	}
 	for name := range programs {
-		if _, err := sandbox(patient(t), "bad:"+name); err != nil {
-			t.Fatal(err)
-		}
+		b.until(name+" is stopped, or goes on", func() bool {
+			_, err := sandbox(patient(t), "bad:"+name)
+			return err == nil
+		})
 	}
 }
 
