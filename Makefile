@@ -22,9 +22,9 @@ STATIC_CGO := -linkmode external -extldflags "-static -Wl,--build-id=none"
 RUNSC_VERSION = $(shell sed -n 's/.*gvisor.dev\/gvisor v[0-9.]*-\([0-9]\{8\}\)[0-9]*-\([0-9a-f]*\).*/release-\1-\2/p' integration/tools/runsc/go.mod)
 
 # Where the tests meet the kernel: these run in the test machine.
-VM_TESTS ?= ./cgroups ./rootfs ./integration ./integration/guest
+VM_TESTS ?= ./cgroups ./rootfs ./integration ./integration/guest ./integration/network ./service
 # More of them, in a second machine beside the first: each keeps one processor busy.
-VM_TESTS_BESIDE ?= ./integration/testenv ./integration/sessions ./service ./integration/runner ./integration/network ./integration/faults ./integration/service
+VM_TESTS_BESIDE ?= ./integration/testenv ./integration/sessions ./integration/runner ./integration/faults ./integration/service
 # What they need beside the programs and their own testdata.
 VM_ADD := -add clients/typescript:clients/typescript
 # Proofs of the engine's crashes that do not run in that machine: those that cut its
