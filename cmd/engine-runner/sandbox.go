@@ -161,6 +161,9 @@ func fromService(err error) error {
 	switch {
 	case errors.As(err, &known):
 	case errors.As(err, &failure):
+		if failure.Kind == "unauthorised" {
+			failure.Fix = "name a file with a token of the service's by --token-file"
+		}
 		return fromWire(wire.Error{Class: failure.Class, Kind: failure.Kind, Message: failure.Message, Fix: failure.Fix})
 	case errors.As(err, &unreached) && errors.As(err, new(*tls.CertificateVerificationError)):
 		return engine.Failed("no_service", "cannot trust the service: %w", unreached.Err).

@@ -388,7 +388,7 @@ func TestTCP(t *testing.T) {
 	if r := remote("exec", "--token-file", b.path("token"), "-t", "one", "stty", "size"); r.Status != 0 || r.Stdout != "24 80\r\n" {
 		t.Errorf("engine sandbox exec -t with a token: %s", r)
 	}
-	if r := remote("ls", "--json"); r.Status != 125 || !strings.Contains(r.Stdout, `"kind":"unauthorised"`) {
+	if r := remote("ls", "--json"); r.Status != 125 || !strings.Contains(r.Stdout, `"kind":"unauthorised"`) || !strings.Contains(r.Stdout, "--token-file") {
 		t.Errorf("engine sandbox without one: %s", r)
 	}
 	if strings.Contains(b.log.String(), token) {
