@@ -58,16 +58,14 @@ func monitor(linked func(ociruntime.Info) ociruntime.Runtime) error {
 		}
 		return fmt.Errorf("cannot read the request: %w", err)
 	}
-	if h.Version != Version {
-		refusal := Failed("version_mismatch", "cannot run: engine is version %s and engine-monitor is %s", h.Version, Version).
-			WithFix("install the engine's programs together")
-		return errors.Join(refusal, json.NewEncoder(conn).Encode(message{Done: true, Error: refusal}))
-	}
 	record, err := journal.Adopt(h.Host.StateDir, h.Request.ID, os.NewFile(lockFD, "lock"))
 	if err != nil {
 		return err
 	}
 	defer record.Close()
+	if h.Version != Version {
+		return h.refuse(record, conn)
+	}
 	sb := &sandbox{
 		hello: h, record: record, linked: linked, notes: newNotes(record),
 		clock: clock{start: h.StartedAt, list: h.Plan.Phases},
@@ -81,6 +79,17 @@ func monitor(linked func(ociruntime.Info) ociruntime.Runtime) error {
 	c := newCaller(conn, decoder)
 	sb.callerGone = c.gone
 	return sb.run(context.Background(), c)
+}
+
+// refuse tells the caller, and whoever else asks for the run, that the two are of different
+// versions, as they are for a moment while the programs are replaced.
+func (h hello) refuse(record *journal.Run, conn net.Conn) error {
+	refusal := Failed("version_mismatch", "cannot run: engine is version %s and engine-monitor is %s", h.Version, Version).
+		WithFix("install the engine's programs together")
+	result := newResult(h.Request)
+	result.setReason(ReasonInternal)
+	result.Error = refusal
+	return errors.Join(refusal, record.Write(journal.Exit, result, true), json.NewEncoder(conn).Encode(message{Done: true, Error: refusal}))
 }
 
 // takeStdio moves the caller's streams away from 0, 1 and 2, so that nothing this

@@ -544,6 +544,27 @@ func TestOutOfMemoryIsTold(t *testing.T) {
 	})
 }
 
+// TestOtherVersionIsTold creates a sandbox while the programs are being replaced: what it
+// ends in is why, and nothing stays of it.
+func TestOtherVersionIsTold(t *testing.T) {
+	onRuntimes(t, func(t *testing.T, b *bed) {
+		m := b.manager()
+		engine.Version += "-next"
+		defer func() { engine.Version = strings.TrimSuffix(engine.Version, "-next") }()
+		_, _, err := m.Create(t.Context(), b.spec("work", "ann"))
+		if err == nil || !strings.Contains(err.Error(), "engine-monitor is") {
+			t.Errorf("Create = %v, want both versions", err)
+		}
+		if e := (*engine.Error)(nil); !errors.As(err, &e) || e.Fix != "install the engine's programs together" {
+			t.Errorf("its cure is missing: %+v", e)
+		}
+		b.wantNoRecords(m)
+		if groups, err := b.groups.List("run"); err != nil || len(groups) > 0 {
+			t.Errorf("cgroups left: %v (%v)", groups, err)
+		}
+	})
+}
+
 // TestManyLive has two hundred sandboxes live at once, created by many callers, replaces
 // the Manager under them, and tears all down.
 func TestManyLive(t *testing.T) {
