@@ -51,6 +51,46 @@ func TestListIsNewestFirst(t *testing.T) {
 	}
 }
 
+// TestOver finds what may be deleted by its age, and nothing that lives, is not cleaned up,
+// has no result, cannot be read, or is a session.
+func TestOver(t *testing.T) {
+	h := Host{StateDir: t.TempDir()}
+	const over, late, torn, session = "aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb", "cccccccccccccccc", "dddddddddddddddd"
+	put(t, h.StateDir, over, journal.Intent, journal.Exit, journal.Cleaned)
+	put(t, h.StateDir, "eeeeeeeeeeeeeeee", journal.Intent, journal.Exit)
+	put(t, h.StateDir, "ffffffffffffffff", journal.Intent, journal.Cleaned)
+	put(t, h.StateDir, "gggggggggggggggg", journal.Intent)
+	damaged := put(t, h.StateDir, torn, journal.Intent, journal.Exit, journal.Cleaned)
+	stays := put(t, h.StateDir, session, journal.Exit, journal.Cleaned)
+	err := errors.Join(
+		os.WriteFile(filepath.Join(damaged.Dir(), "exit.json"), []byte("{"), 0o600),
+		stays.Write(journal.Intent, Request{Session: &Session{}}, false),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	between := time.Now()
+	time.Sleep(2 * time.Millisecond)
+	put(t, h.StateDir, late, journal.Intent, journal.Exit, journal.Cleaned)
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	for _, tt := range []struct {
+		ctx    context.Context
+		before time.Time
+		want   []string
+	}{
+		{context.Background(), between, []string{over}},
+		{context.Background(), time.Now(), []string{over, late}},
+		{context.Background(), between.Add(-time.Hour), []string{}},
+		{ended, time.Now(), []string{}},
+	} {
+		got, err := h.Over(tt.ctx, tt.before)
+		if !slices.Equal(got, tt.want) || (err != nil) != (tt.ctx.Err() != nil) {
+			t.Errorf("Over(%v) = %q, %v, want %q", tt.before, got, err, tt.want)
+		}
+	}
+}
+
 // TestCollectorKnows proves that a collector leaves out none that is not over, and that it
 // does not look for ever: what has a cgroup or a directory it knows without a record.
 func TestCollectorKnows(t *testing.T) {

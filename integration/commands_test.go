@@ -51,8 +51,12 @@ func TestRecords(t *testing.T) {
 	expect(0, l.id, "kill", l.id)
 	l.end(t).want(t, "cancelled", 130)
 	testenv.WaitFor(t, testenv.Patience, "the run to be torn down", func() bool { return inspect(t, l.id).State == "removed" })
-	expect(0, l.id, "rm", l.id, done.ID)
+	expect(125, "not both", "rm", "--older-than", "1h", l.id)
+	expect(0, "", "rm", "--older-than", "1h")
+	expect(0, l.id, "rm", l.id)
 	expect(125, "cannot find", "inspect", l.id)
+	expect(0, done.ID, "rm", "--older-than", "0.001")
+	expect(125, "cannot find", "inspect", done.ID)
 	if fileExists(testenv.StateDir + "/runs/" + l.id) {
 		t.Error("the record of a run is left after engine rm")
 	}

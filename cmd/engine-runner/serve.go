@@ -199,6 +199,7 @@ func (s *serving) run(listeners []net.Listener, signals <-chan os.Signal) error 
 		go func() { failed <- s.http.Serve(l) }()
 	}
 	go s.server.Collect(ctx, s.live.Config().Serve().GCEvery())
+	go s.server.Retain(ctx, func() time.Duration { return s.live.Config().Serve().KeepRuns() })
 	go s.server.Follow(ctx)
 	go s.notify.watch(ctx, func(ctx context.Context) error { return s.answers(ctx, listeners[0].Addr()) })
 	s.notify.send("READY=1\nSTATUS=serving")

@@ -23,14 +23,26 @@ func (a *app) killCommand() *cobra.Command {
 }
 
 func (a *app) rmCommand() *cobra.Command {
-	return a.addEachFlags(&cobra.Command{
-		Use:   "rm ID...",
-		Short: "delete what is on record about runs that have ended",
-		Args:  cli.AtLeastOne,
+	var older time.Duration
+	cmd := a.addEachFlags(&cobra.Command{
+		Use:     "rm [--older-than DURATION | ID...]",
+		Short:   "delete what is on record about runs that have ended",
+		Example: "  engine rm 4dl2 kpgo\n  engine rm --older-than 168h",
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if (older > 0) == (len(args) > 0) {
+				return engine.Refused("bad_arguments", "cannot choose what to delete: want ids, or --older-than, and not both")
+			}
+			if older > 0 {
+				var err error
+				if args, err = a.host.Over(cmd.Context(), time.Now().Add(-older)); err != nil {
+					return err
+				}
+			}
 			return a.each(args, func(id string) error { return a.remove(cmd.Context(), id) })
 		},
 	})
+	durationFlag(cmd.Flags(), &older, "older-than", "all runs that have been over for longer than this, but no sandboxes that stay")
+	return cmd
 }
 
 // teardownTime bounds how long a monitor needs for what the caller of a run was

@@ -23,6 +23,7 @@ import (
 	"github.com/direct-oci/engine/client/wire"
 	"github.com/direct-oci/engine/cmd/engine-runner/config"
 	"github.com/direct-oci/engine/engine"
+	"github.com/direct-oci/engine/engine/journal"
 )
 
 // bed is a server on a Unix socket of its own.
@@ -338,6 +339,42 @@ func TestDrainOutlivesARestart(t *testing.T) {
 	}
 	if _, f := b.as(peer{}, "POST", "/v1/runs", `{"command":["x"]}`); f.Error.Kind == "draining" {
 		t.Errorf("it goes on to drain: %+v", f)
+	}
+}
+
+// TestOldRecordsAreDeleted deletes what has been over for long, tells how much that was, and
+// leaves the rest.
+func TestOldRecordsAreDeleted(t *testing.T) {
+	b := newBed(t, "{}")
+	state := b.server.host.StateDir
+	for id, steps := range map[string][]string{
+		"aaaaaaaaaaaaaaaa": {journal.Intent, journal.Exit, journal.Cleaned}, "bbbbbbbbbbbbbbbb": {journal.Intent, journal.Exit},
+	} {
+		run, err := journal.Create(state, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range steps {
+			if err := run.Write(step, struct{}{}, false); err != nil {
+				t.Fatal(err)
+			}
+		}
+		run.Close()
+	}
+	for _, tt := range []struct {
+		before time.Time
+		left   []string
+	}{
+		{time.Now().Add(-time.Hour), []string{"aaaaaaaaaaaaaaaa", "bbbbbbbbbbbbbbbb"}},
+		{time.Now(), []string{"bbbbbbbbbbbbbbbb"}},
+	} {
+		b.server.retain(t.Context(), tt.before)
+		if ids, err := journal.List(state); err != nil || !slices.Equal(ids, tt.left) {
+			t.Errorf("left are %q (%v), want %q", ids, err, tt.left)
+		}
+	}
+	if !strings.Contains(b.log.String(), `"runs":1`) {
+		t.Errorf("the log does not tell of it: %s", b.log)
 	}
 }
 

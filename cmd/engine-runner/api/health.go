@@ -126,6 +126,44 @@ func (s *Server) collect(ctx context.Context, dryRun bool) ([]engine.GCAction, e
 	return actions, err
 }
 
+// retainEvery is between two looks for records that are kept no longer.
+const retainEvery = 10 * time.Minute
+
+// Retain deletes records of runs that have been over for longer than keep says, until ctx
+// ends. As long as it says 0 nothing is deleted. The first time is a while after the start,
+// so that whoever waited for the service gets results that became old meanwhile.
+func (s *Server) Retain(ctx context.Context, keep func() time.Duration) {
+	for wait(ctx, retainEvery); ctx.Err() == nil; wait(ctx, retainEvery) {
+		if d := keep(); d > 0 {
+			s.retain(ctx, time.Now().Add(-d))
+		}
+	}
+}
+
+func (s *Server) retain(ctx context.Context, before time.Time) {
+	ids, err := s.host.Over(ctx, before)
+	deleted := 0
+	for _, id := range ids {
+		if ctx.Err() != nil {
+			return
+		}
+		// One that another deleted meanwhile is no failure, nor is one begun anew by its id.
+		var e *engine.Error
+		if failed := s.host.Remove(id); failed == nil {
+			deleted++
+		} else if !errors.As(failed, &e) || e.Kind != "not_found" && e.Kind != "running" {
+			err = failed
+		}
+	}
+	if deleted > 0 {
+		s.log.Info("old records deleted", "runs", deleted)
+	}
+	if err != nil && ctx.Err() == nil {
+		e := engine.AsError(err)
+		s.log.Error("old records not deleted", "kind", e.Kind, "message", e.Message)
+	}
+}
+
 func (s *Server) collectNow(x *exchange) error {
 	var ask wire.GCRequest
 	if err := x.body(&ask); err != nil {

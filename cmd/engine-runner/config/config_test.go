@@ -210,6 +210,7 @@ func TestProblems(t *testing.T) {
 		{"clients without a CA", "service: {tcp: {listen: ':1', certificate: /c, key: /k, clients: {ci: {allow: run}}}}", "needs clientCA", ""},
 		{"an address without TLS", "service: {tcp: {listen: ':1'}}", "service.tcp.certificate is missing", ""},
 		{"a mistyped key of the service", "service: {sokcet: /x}", "service.sokcet is no key", "did you mean socket?"},
+		{"records kept too short", "service: {keepRunsSeconds: 60}\n", "line 1: service.keepRunsSeconds is less than an hour", "come back for a result"},
 		{"all at once", "developmnt: true\nstateDir: 5\nservice: {gcSeconds: -1}\n", "line 1: developmnt is no key of a config (did you mean development?); line 2: stateDir is not a string: put it into quotes; line 3: service.gcSeconds is negative", ""},
 		{"a short secret of the link", "controlPlane: {url: 'wss://h/l', identity: a, signingSecret: short}", "line 1: controlPlane.signingSecret has less than 16 bytes", "32 random"},
 		{"a list for a string", "stateDir: [a]", "stateDir is not a string", ""},

@@ -23,6 +23,7 @@ type Service struct {
 	Egress           Egress    `json:"egress" doc:"the most that a caller who is no admin can be granted; default nothing"`
 	BestEffortLimits bool      `json:"bestEffortLimits" doc:"start runs even where this host cannot enforce a limit; results list which"`
 	GCSeconds        float64   `json:"gcSeconds" doc:"between two collections of what dead runs left; default 60"`
+	KeepRunsSeconds  float64   `json:"keepRunsSeconds" doc:"after which the record of a run that is over is deleted, output included; default never"`
 	PerSecond        float64   `json:"requestsPerSecond" doc:"of each tenant, or caller without one who is no admin; what is more is held back for up to five seconds, then refused; default 200"`
 	Sandboxes        Sandboxes `json:"sandboxes" doc:"sandboxes that stay: defaults, ceilings, room"`
 	StopSeconds      float64   `json:"stopSeconds" doc:"for requests under way when the service is told to stop; default 20"`
@@ -106,6 +107,14 @@ func (c Config) Serve() Service {
 // GCEvery is the time between two collections.
 func (s Service) GCEvery() time.Duration { return time.Duration(s.GCSeconds * float64(time.Second)) }
 
+// KeepRuns is how long records of runs are kept that are over; 0: until somebody deletes them.
+func (s Service) KeepRuns() time.Duration {
+	return time.Duration(s.KeepRunsSeconds * float64(time.Second))
+}
+
+// minKeepRuns is for callers who come back for a result after a restart.
+const minKeepRuns = time.Hour
+
 // StopBound is for requests under way at the end.
 func (s Service) StopBound() time.Duration {
 	return time.Duration(s.StopSeconds * float64(time.Second))
@@ -153,7 +162,7 @@ func (k *checker) service(s Service) {
 	}
 	for name, v := range map[string]float64{
 		"limits.cpus": s.Limits.CPUs, "limits.memoryMb": s.Limits.MemoryMB, "limits.pids": float64(s.Limits.Pids),
-		"limits.timeoutSeconds": s.Limits.TimeoutSeconds, "gcSeconds": s.GCSeconds, "stopSeconds": s.StopSeconds,
+		"limits.timeoutSeconds": s.Limits.TimeoutSeconds, "gcSeconds": s.GCSeconds, "keepRunsSeconds": s.KeepRunsSeconds, "stopSeconds": s.StopSeconds,
 		"requestsPerSecond": s.PerSecond,
 	} {
 		if v < 0 || v > 1e9 {
@@ -162,6 +171,9 @@ func (k *checker) service(s Service) {
 	}
 	if s.GCSeconds > 0 && s.GCSeconds < 1 {
 		k.bad("service.gcSeconds", "is less than a second", "")
+	}
+	if s.KeepRunsSeconds > 0 && s.KeepRuns() < minKeepRuns {
+		k.bad("service.keepRunsSeconds", "is less than an hour", "give those time who come back for a result")
 	}
 	if _, err := sandbox.ParseGrants(s.Egress.Allow); err != nil {
 		k.bad("service.egress.allow", "is no list of grants: "+err.Error(), engine.AsError(err).Fix)
