@@ -62,7 +62,7 @@ var allowed = map[string]struct {
 	"service/callback":         {[]string{"engine", "netns/egress", "service/outbox"}, "signs and posts; it knows no sandbox but by its id"},
 	"service":                  {[]string{"engine", "engine/guest", "engine/journal", "netns/egress", "service/admission", "service/callback", "service/outbox"}, "sandboxes with names and owners; it starts them by the engine and knows no edge"},
 	"cmd/engine-runner/config": {[]string{"capability", "capability/action", "capability/approval", "capability/audit", "capability/dependency", "capability/firestore", "capability/install", "capability/sandbox", "capability/secret", "capability/signed", "capability/workload", "cmd/engine-runner/link/wire", "engine", "engine/spelling", "service", "service/admission", "service/callback"}, "the one place that makes a runner of a file"},
-	"cmd/engine-runner":        {[]string{"capability", "capability/action", "capability/approval", "capability/audit", "capability/jsjson", "capability/review", "capability/sandbox", "capability/secret", "capability/signed", "capability/workload", "client", "client/wire", "cmd/cli", "cmd/engine-runner/api", "cmd/engine-runner/archive", "cmd/engine-runner/config", "cmd/engine-runner/link", "cmd/engine-runner/link/devplane", "cmd/engine-runner/link/wire", "engine", "oci", "service"}, "an edge: words to values and back, no policy"},
+	"cmd/engine-runner":        {[]string{"capability", "capability/action", "capability/approval", "capability/audit", "capability/jsjson", "capability/review", "capability/sandbox", "capability/secret", "capability/signed", "capability/workload", "client", "client/wire", "cmd/cli", "cmd/engine-runner/api", "cmd/engine-runner/archive", "cmd/engine-runner/config", "cmd/engine-runner/link", "cmd/engine-runner/link/devplane", "cmd/engine-runner/link/wire", "cmd/engine-runner/lock", "engine", "oci", "service"}, "an edge: words to values and back, no policy"},
 	"client/wire":              {nil, "values alone: whoever has them has nothing of the engine"},
 	"client":                   {[]string{"client/wire"}, "goes into programs of others, and brings nothing of the engine along"},
 	"cmd/engine-runner/api":    {[]string{"capability", "capability/sandbox", "capability/signed", "client/wire", "cmd/engine-runner/config", "cmd/engine-runner/link", "engine", "engine/guest", "engine/journal", "engine/spelling", "netns/egress", "rootfs/image", "service", "service/admission"}, "an edge: bytes to values and back, no policy of runs"},
@@ -72,8 +72,9 @@ var allowed = map[string]struct {
 		nil,
 		"a leaf: files that others named, it knows no sandbox",
 	},
+	"cmd/engine-runner/lock": {nil, "a leaf: one file, one lock"},
 	"cmd/engine-runner/link": {
-		[]string{"capability", "capability/audit", "capability/review", "cmd/engine-runner/link/wire", "engine"},
+		[]string{"capability", "capability/audit", "capability/review", "cmd/engine-runner/link/wire", "cmd/engine-runner/lock", "engine"},
 		"an edge: messages to calls and back, each once, no policy",
 	},
 	"cmd/engine-runner/link/devplane": {

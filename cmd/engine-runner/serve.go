@@ -25,6 +25,7 @@ import (
 	"github.com/direct-oci/engine/cmd/engine-runner/api"
 	"github.com/direct-oci/engine/cmd/engine-runner/config"
 	"github.com/direct-oci/engine/cmd/engine-runner/link"
+	"github.com/direct-oci/engine/cmd/engine-runner/lock"
 	"github.com/direct-oci/engine/engine"
 	sandboxes "github.com/direct-oci/engine/service" // a test of this program has the name itself
 )
@@ -273,19 +274,6 @@ func (s *serving) answers(ctx context.Context, at net.Addr) error {
 	return errors.Join(err, res.Body.Close())
 }
 
-// lockPatience is for the lock of a service that was killed: what it was about to start
-// holds it too until it has become another program.
-const lockPatience = 2 * time.Second
-
-func hold(lock *os.File) error {
-	for end := time.Now().Add(lockPatience); ; time.Sleep(5 * time.Millisecond) {
-		err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-		if err == nil || time.Now().After(end) {
-			return err
-		}
-	}
-}
-
 // lockState keeps a second service away from the same state directory.
 func lockState(dir string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -296,7 +284,7 @@ func lockState(dir string) (*os.File, error) {
 	if err != nil {
 		return nil, engine.Failed("no_directory", "cannot open lock=%s: %w", path, err)
 	}
-	if err := hold(f); err != nil {
+	if err := lock.Hold(f); err != nil {
 		pid := make([]byte, 32)
 		n, _ := f.Read(pid) // it only says who, if it can
 		f.Close()

@@ -19,6 +19,7 @@ import (
 
 	"github.com/direct-oci/engine/capability"
 	"github.com/direct-oci/engine/cmd/engine-runner/link/wire"
+	"github.com/direct-oci/engine/cmd/engine-runner/lock"
 	"github.com/direct-oci/engine/engine"
 )
 
@@ -77,7 +78,7 @@ func Open(o Options) (*Link, error) {
 	box, entries, err := openOutbox(o.Dir, time.Now())
 	if err != nil {
 		e := engine.Failed("no_outbox", "cannot use outbox=%s: %w", o.Dir, err)
-		if errors.Is(err, errLocked) {
+		if errors.Is(err, lock.ErrHeld) {
 			return nil, e.WithFix("stop the other one, or give each runner a state directory of its own")
 		}
 		return nil, e.WithFix("have it looked at; what is moved away from " + filepath.Join(o.Dir, "calls") + " is never answered")

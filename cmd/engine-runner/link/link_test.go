@@ -17,6 +17,7 @@ import (
 	"github.com/direct-oci/engine/capability"
 	"github.com/direct-oci/engine/capability/approval"
 	"github.com/direct-oci/engine/cmd/engine-runner/link/wire"
+	"github.com/direct-oci/engine/cmd/engine-runner/lock"
 	"github.com/direct-oci/engine/engine"
 )
 
@@ -484,14 +485,14 @@ func TestLockOfTheDead(t *testing.T) {
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	lock, err := os.Create(filepath.Join(o.Dir, "lock"))
+	held, err := os.Create(filepath.Join(o.Dir, "lock"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := hold(lock); err != nil {
+	if err := lock.Hold(held); err != nil {
 		t.Fatal(err)
 	}
-	time.AfterFunc(200*time.Millisecond, func() { lock.Close() })
+	time.AfterFunc(200*time.Millisecond, func() { held.Close() })
 	h.start(o)
 	h.greet()
 }

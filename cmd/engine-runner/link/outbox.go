@@ -12,9 +12,8 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/direct-oci/engine/cmd/engine-runner/link/wire"
+	"github.com/direct-oci/engine/cmd/engine-runner/lock"
 )
 
 // outbox is what outlives this process: an intent for each invocation that was
@@ -62,43 +61,25 @@ func openOutbox(dir string, now time.Time) (*outbox, []entry, error) {
 	if err := os.MkdirAll(filepath.Join(dir, "calls"), 0o700); err != nil {
 		return nil, nil, err
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	held, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := hold(lock); err != nil {
-		lock.Close()
+	if err := lock.Hold(held); err != nil {
+		held.Close()
 		return nil, nil, err
 	}
-	o := &outbox{dir: dir, lock: lock}
+	o := &outbox{dir: dir, lock: held}
 	entries, err := o.load()
 	if err == nil {
 		o.seen, err = openMemory(filepath.Join(dir, "seen"), now)
 	}
 	if err != nil {
-		lock.Close()
+		held.Close()
 		return nil, nil, err
 	}
 	return o, entries, nil
 }
-
-// lockPatience is for the lock of a runner that was killed: what it was about to start
-// holds it too until it has become another program.
-const lockPatience = 2 * time.Second
-
-func hold(lock *os.File) error {
-	for end := time.Now().Add(lockPatience); ; time.Sleep(5 * time.Millisecond) {
-		err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		switch {
-		case err != unix.EWOULDBLOCK && err != unix.EINTR:
-			return err
-		case time.Now().After(end):
-			return errLocked
-		}
-	}
-}
-
-var errLocked = errors.New("another runner is using it")
 
 // entry is one invocation as it lies in the outbox.
 type entry struct {
