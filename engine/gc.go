@@ -181,7 +181,7 @@ func (h Host) known(ctx context.Context, hierarchy cgroups.Hierarchy) ([]string,
 		if err = ctx.Err(); err != nil {
 			break
 		}
-		if !h.over(id) {
+		if _, over := h.over(id); !over {
 			ids = append(ids, id)
 		}
 	}
@@ -189,15 +189,17 @@ func (h Host) known(ctx context.Context, hierarchy cgroups.Hierarchy) ([]string,
 	return slices.Compact(ids), err
 }
 
-// over reports whether the run is on record as cleaned up, with a result.
-func (h Host) over(id string) bool {
+// over reports whether the run is on record as cleaned up, with a result, and since when.
+func (h Host) over(id string) (since time.Time, over bool) {
 	run, err := journal.Open(h.StateDir, id)
-	for _, name := range []string{journal.Cleaned, journal.Exit} {
-		if err == nil {
-			_, err = run.Read(name, nil)
-		}
+	if err != nil {
+		return time.Time{}, false
 	}
-	return err == nil
+	cleaned, err := run.Read(journal.Cleaned, nil)
+	if err == nil {
+		_, err = run.Read(journal.Exit, nil)
+	}
+	return cleaned.Time, err == nil
 }
 
 // collect deals with one run. The record's lock keeps two collectors, and a monitor,

@@ -9,8 +9,8 @@ import (
 
 // Over returns the ids of the runs that were over before a time, for those who delete old
 // records: a run is over once it has a result and nothing of it is left on the host. Sessions
-// are left out, whose records whoever named them removes. When ctx ends it
-// returns those found by then, and an error.
+// are left out, whose records whoever named them removes. When ctx ends it returns those
+// found by then, and an error.
 func (h Host) Over(ctx context.Context, before time.Time) ([]string, error) {
 	h = h.withDirs()
 	all, err := journal.List(h.StateDir)
@@ -31,18 +31,14 @@ func (h Host) Over(ctx context.Context, before time.Time) ([]string, error) {
 
 // wasOver is Over for one run. What cannot be read is left to people.
 func (h Host) wasOver(id string, before time.Time) bool {
+	if since, over := h.over(id); !over || !since.Before(before) {
+		return false
+	}
 	run, err := journal.Open(h.StateDir, id)
 	if err != nil {
 		return false
 	}
-	cleaned, err := run.Read(journal.Cleaned, nil)
-	if err != nil || !cleaned.Time.Before(before) {
-		return false
-	}
 	var req Request
-	if _, err := run.Read(journal.Intent, &req); err != nil || req.Session != nil {
-		return false
-	}
-	_, err = run.Read(journal.Exit, nil)
-	return err == nil
+	_, err = run.Read(journal.Intent, &req)
+	return err == nil && req.Session == nil
 }

@@ -161,10 +161,11 @@ func fromService(err error) error {
 	switch {
 	case errors.As(err, &known):
 	case errors.As(err, &failure):
-		if failure.Kind == "unauthorised" {
-			failure.Fix = "name a file with a token of the service's by --token-file"
+		e := fromWire(wire.Error{Class: failure.Class, Kind: failure.Kind, Message: failure.Message, Fix: failure.Fix})
+		if e.Kind == "unauthorised" {
+			e.Fix = "name a file with a token of the service's by --token-file"
 		}
-		return fromWire(wire.Error{Class: failure.Class, Kind: failure.Kind, Message: failure.Message, Fix: failure.Fix})
+		return e
 	case errors.As(err, &unreached) && errors.As(err, new(*tls.CertificateVerificationError)):
 		return engine.Failed("no_service", "cannot trust the service: %w", unreached.Err).
 			WithFix("name the certificates that have signed its own with --ca-file, and a host that it is for with --url")

@@ -34,6 +34,9 @@ const Deadline = "deadline"
 // all of it and more: this one is for whoever has to write that in a dead monitor's place.
 const Ended = "ended"
 
+// recordNames are those of all records.
+var recordNames = append([]string{Deadline, Ended}, order...)
+
 const (
 	// schema is the version of the envelope and of what it holds. A record of
 	// another version is not guessed at: it counts as absent.
@@ -84,7 +87,7 @@ func (r *Run) Write(name string, v any, sync bool) error {
 }
 
 func (r *Run) write(name string, v any, sync bool) error {
-	if !slices.Contains(order, name) && name != Deadline && name != Ended {
+	if !slices.Contains(recordNames, name) {
 		return errors.New("internal error: no such record")
 	}
 	data, err := encodeRecord(r.id, name, v)
@@ -176,7 +179,7 @@ func (r *Run) Reserve() error {
 // the exit record says better, and halves of records that a crash left.
 func (r *Run) tidy() error {
 	errs := []error{r.remove(reserveName), r.remove(Ended + ".json")}
-	for _, name := range append([]string{Deadline, Ended}, order...) {
+	for _, name := range recordNames {
 		errs = append(errs, r.remove(name+".json.tmp"))
 	}
 	return errors.Join(errs...)
@@ -291,14 +294,14 @@ func (r *Run) Strangers() ([]string, error) {
 		return nil, err
 	}
 	known := []string{lockName, outputName, auditName, reserveName, execsName, cgroupName}
-	for _, name := range append([]string{Deadline, Ended}, order...) {
+	for _, name := range recordNames {
 		known = append(known, name+".json", name+".json.tmp")
 	}
-	var names []string
+	var strangers []string
 	for _, e := range entries {
 		if !slices.Contains(known, e.Name()) {
-			names = append(names, e.Name())
+			strangers = append(strangers, e.Name())
 		}
 	}
-	return names, nil
+	return strangers, nil
 }

@@ -148,10 +148,9 @@ func (s *Server) retain(ctx context.Context, before time.Time) {
 			return
 		}
 		// One that another deleted meanwhile is no failure, nor is one begun anew by its id.
-		var e *engine.Error
 		if failed := s.host.Remove(id); failed == nil {
 			deleted++
-		} else if !errors.As(failed, &e) || e.Kind != "not_found" && e.Kind != "running" {
+		} else if !isKind(failed, "not_found") && !isKind(failed, "running") {
 			err = failed
 		}
 	}

@@ -157,8 +157,8 @@ func linkStaysInside(name, target string) bool {
 	return up <= strings.Count(name, "/")
 }
 
-// Pack writes what is below a directory as an archive. Links that lead out, and what is no file, are told
-// leftOut instead.
+// Pack writes what is below a directory as an archive. Links that lead out, and what is no
+// file, are told leftOut instead.
 func Pack(root *os.Root, w io.Writer, leftOut func(path, why string)) error {
 	out := tar.NewWriter(w)
 	err := fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
