@@ -115,9 +115,10 @@ func (m *Manager) draft(spec Spec) (record, *callback.Target, error) {
 		return record{}, nil, err
 	}
 	req.SecretNames = nil // the engine adds them
+	tenant := orText(spec.Tenant, spec.Owner)
 	var target *callback.Target
 	if spec.Callback != nil {
-		target = &callback.Target{Sandbox: id, Tenant: orText(spec.Tenant, spec.Owner), URL: spec.Callback.URL, Secret: spec.Callback.Secret}
+		target = &callback.Target{Sandbox: id, Tenant: tenant, URL: spec.Callback.URL, Secret: spec.Callback.Secret}
 		if err := m.sender.Validate(*target); err != nil {
 			return record{}, nil, err
 		}
@@ -129,7 +130,7 @@ func (m *Manager) draft(spec Spec) (record, *callback.Target, error) {
 		return record{}, nil, err
 	}
 	return record{
-		Schema: recordSchema, ID: id, Name: spec.Name, Owner: spec.Owner, Tenant: orText(spec.Tenant, spec.Owner), CreatedAt: time.Now(),
+		Schema: recordSchema, ID: id, Name: spec.Name, Owner: spec.Owner, Tenant: tenant, CreatedAt: time.Now(),
 		Request: req, Clamped: clamped, Estimate: estimate, Callback: target != nil, Secrets: len(spec.Secrets) > 0,
 	}, target, nil
 }

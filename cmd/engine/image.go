@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -152,15 +151,12 @@ func (a *app) imageListCommand() *cobra.Command {
 }
 
 func imageTable(images []image.Image, now time.Time) string {
-	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NAME\tDIGEST\tSIZE\tSHARED\tAGE\tSOURCE")
+	rows := [][]string{{"NAME", "DIGEST", "SIZE", "SHARED", "AGE", "SOURCE"}}
 	for _, img := range images {
 		digest := img.Digest[:min(len(img.Digest), len("sha256:")+12)]
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", cli.Cell(img.Name), cli.Cell(digest), bytesOf(img.Size), bytesOf(img.Shared), cli.Age(now.Sub(img.Created)), cli.Cell(img.Source))
+		rows = append(rows, []string{cli.Cell(img.Name), cli.Cell(digest), bytesOf(img.Size), bytesOf(img.Shared), cli.Age(now.Sub(img.Created)), cli.Cell(img.Source)})
 	}
-	w.Flush() // into memory
-	return b.String()
+	return cli.Table(rows)
 }
 
 // bytesOf writes a size for a person.
